@@ -31,6 +31,25 @@ def dtype_name(dtype):
     return name.removeprefix("torch.")
 
 
+def taken(name, value):
+    """``value``, where it is of PyTorch or numpy. What another library has and hands over by DLPack is taken as a tensor
+    of PyTorch if that was imported, which orders its stream, and else as an array of numpy: the same memory."""
+    if is_tensor(value) or is_array(value) or not (hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")):
+        return value
+    kind, numpy = type(value).__name__, sys.modules.get("numpy")
+    try:
+        if torch() is not None:
+            return torch().from_dlpack(value)
+        # The CPU is DLPack's device of type 1.
+        if numpy is not None and value.__dlpack_device__()[0] == 1:
+            return numpy.from_dlpack(value)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} is a {kind} that is not handed over: {error}; give a tensor of PyTorch or an array of "
+                            "numpy") from error
+    raise ArgumentError(f"{name} is a {kind}, which is taken by way of another library; import torch first, or numpy for the "
+                        "CPU")
+
+
 class Where:
     """A device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or what PyTorch has for it."""
 

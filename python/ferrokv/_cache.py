@@ -131,6 +131,7 @@ class KvCache:
         """Adds the chunk's keys and values, both [rows, kv_heads, head_dim] float16, to a layer."""
         _, rows, positions = self._begun()
         shape = [rows, self.kv_heads, self.head_dim]
+        keys, values = arrays.taken("keys", keys), arrays.taken("values", values)
         for name, value in (("keys", keys), ("values", values)):
             arrays.contiguous(name, arrays.check(name, value, self.where, "float16", shape))
         self._call(library.ferrokv_cache_append, arrays.extent("layer", layer),
@@ -140,7 +141,8 @@ class KvCache:
         """Causal attention of the chunk's tokens in a layer that has their keys and values: like the queries [rows,
         q_heads, head_dim] float16, in float32, to ``out`` if it is given."""
         _, rows, _ = self._begun()
-        shape = [rows, self.q_heads, self.head_dim]
+        shape, result = [rows, self.q_heads, self.head_dim], out
+        queries, out = arrays.taken("queries", queries), arrays.taken("out", out)
         arrays.contiguous("queries", arrays.check("queries", queries, self.where, "float16", shape))
         if out is None:
             out = self.where.empty(shape, "float32", queries)
@@ -148,7 +150,7 @@ class KvCache:
             arrays.contiguous("out", arrays.writable("out", arrays.check("out", out, self.where, "float32", shape)))
         self._call(library.ferrokv_cache_attend, arrays.extent("layer", layer),
                    *(byref(arrays.tensor(x)) for x in (queries, out)))
-        return out
+        return out if result is None else result
 
     def advance(self):
         """Counts up where the next token of each sequence goes, in the current stream: the last thing of a captured

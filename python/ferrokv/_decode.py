@@ -67,7 +67,10 @@ class Decode:
         On a GPU an entry that is no page, or a length beyond ``max_tokens``, is not noticed, and reads other memory;
         on the CPU it is an error.
         """
-        where = self.where
+        where, results = self.where, (out, lse)
+        queries, table, lengths = (arrays.taken(name, value) for name, value in (("queries", queries), ("table", table),
+                                                                                 ("lengths", lengths)))
+        out, lse = arrays.taken("out", out), arrays.taken("lse", lse)
         arrays.where_is("queries", queries)
         rows = [self.sequences] if len(queries.shape) == 3 and self.query_tokens == 1 else [self.sequences,
                                                                                            self.query_tokens]
@@ -88,7 +91,8 @@ class Decode:
             tensors = DenseTensors(arrays.tensor(queries), keys, values, arrays.tensor(table), arrays.tensor(lengths),
                                    arrays.tensor(out), arrays.tensor(lse))
             checked(library.ferrokv_dense_run(self._handle.value, where.stream(), byref(tensors)))
-        return out, lse
+        # The caller's own, not what they were taken as.
+        return tuple(new if given is None else given for given, new in zip(results, (out, lse)))
 
     def _pool(self, pages):
         """Keys and values as the library takes them, and whether they are halves of the same pages."""
@@ -97,12 +101,13 @@ class Decode:
         if isinstance(pages, (tuple, list)):
             if len(pages) != 2:
                 raise ArgumentError(f"pages are {len(pages)} tensors; give keys and values, or one tensor of both")
-            keys, values = pages
+            keys, values = (arrays.taken(name, side) for name, side in zip(("keys", "values"), pages))
             for name, side in (("keys", keys), ("values", values)):
                 arrays.contiguous(name, arrays.check(name, side, self.where, self.dtype, of_page))
             if keys.shape[0] != values.shape[0]:
                 raise ArgumentError(f"keys have {keys.shape[0]} pages, and values {values.shape[0]}; give as many of both")
             return arrays.tensor(keys), arrays.tensor(values), False
+        pages = arrays.taken("pages", pages)
         arrays.contiguous("pages", arrays.check("pages", pages, self.where, self.dtype, [None, 2, *of_page[1:]]))
         if pages.shape[0] == 0:
             raise ArgumentError("pages are 0; give at least one")

@@ -37,20 +37,26 @@ class Int8:
     def quantize(self, matrix, *, codes=None, scales=None):
         """``(codes, scales)`` of ``matrix``: int8 [tokens, channels], and float32 [channels], or [tokens / 16, channels]
         for ``"fused"``. They go to ``codes`` and ``scales`` if these are given."""
+        results = codes, scales
+        matrix, codes, scales = (arrays.taken(name, value) for name, value in (("matrix", matrix), ("codes", codes),
+                                                                               ("scales", scales)))
         arrays.contiguous("matrix", arrays.check("matrix", matrix, self.where, self.dtype, self.shape))
         codes = self._given("codes", codes, "int8", self.shape, matrix)
         scales = self._given("scales", scales, "float32", self.scales_shape, matrix)
         with self.where.chosen():
             checked(library.ferrokv_int8_quantize(self._handle.value, self.where.stream(),
                                                   *(byref(arrays.tensor(x)) for x in (matrix, codes, scales))))
-        return codes, scales
+        return tuple(new if given is None else given for given, new in zip(results, (codes, scales)))
 
     def dequantize(self, codes, scales, *, out=None):
         """The matrix that ``codes`` and ``scales`` stand for, to ``out`` if it is given."""
+        result = out
+        codes, scales, out = (arrays.taken(name, value) for name, value in (("codes", codes), ("scales", scales),
+                                                                            ("out", out)))
         arrays.contiguous("codes", arrays.check("codes", codes, self.where, "int8", self.shape))
         arrays.contiguous("scales", arrays.check("scales", scales, self.where, "float32", self.scales_shape))
         out = self._given("out", out, self.dtype, self.shape, codes)
         with self.where.chosen():
             checked(library.ferrokv_int8_dequantize(self._handle.value, self.where.stream(),
                                                     *(byref(arrays.tensor(x)) for x in (codes, scales, out))))
-        return out
+        return out if result is None else result

@@ -84,6 +84,7 @@ FUNCTIONS = {
     "ferrokv_device_open_cuda": (c_int, [c_uint32, OUT]),
     "ferrokv_device_name": (c_char_p, [HANDLE]),
     "ferrokv_device_close": (None, [HANDLE]),
+    "ferrokv_tensor_from_dlpack": (c_int, [HANDLE, c_void_p, TENSOR]),
     "ferrokv_dense_create": (c_int, [HANDLE, c_uint32, POINTER(DenseProblem), OUT]),
     "ferrokv_dense_run": (c_int, [HANDLE, c_void_p, POINTER(DenseTensors)]),
     "ferrokv_dense_splits": (c_uint32, [HANDLE]),

@@ -113,6 +113,19 @@ def libraries():
         yield Torch("cuda")
 
 
+class Handed:
+    """A tensor of which nothing is known but that its library hands it over by DLPack."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def __dlpack__(self, **options):
+        return self._value.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._value.__dlpack_device__()
+
+
 needs_torch = unittest.skipIf(torch is None, "PyTorch is not installed")
 needs_gpu = unittest.skipUnless(CUDA, "PyTorch sees no GPU")
 

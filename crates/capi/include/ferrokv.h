@@ -79,6 +79,12 @@ ferrokv_status ferrokv_device_open_cuda(uint32_t ordinal, ferrokv_device **out);
 const char *ferrokv_device_name(const ferrokv_device *device);
 void ferrokv_device_close(ferrokv_device *device);
 
+/* A tensor that another library hands over by DLPack, as one of this: `dl_tensor` is a `DLTensor *` of dlpack.h, which
+ * lies in a `DLManagedTensor` and in a `DLManagedTensorVersioned`. It must be of the device and of one of the types
+ * above, with elements one after another. Nothing is copied and nothing kept: give the managed tensor back, by its
+ * deleter, when the work is done. */
+ferrokv_status ferrokv_tensor_from_dlpack(const ferrokv_device *device, const void *dl_tensor, ferrokv_tensor *out);
+
 /* ---- exact attention over a paged pool ---- */
 
 typedef struct ferrokv_dense_problem {

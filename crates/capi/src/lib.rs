@@ -34,7 +34,7 @@ mod status;
 mod tensor;
 
 pub use status::{Status, ferrokv_last_error};
-pub use tensor::{Dtype, ferrokv_tensor};
+pub use tensor::{Dtype, ferrokv_tensor, ferrokv_tensor_from_dlpack};
 
 use std::ffi::{CStr, c_char};
 use std::sync::LazyLock;

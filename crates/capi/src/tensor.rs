@@ -1,6 +1,8 @@
 //! Tensors that others own.
 
-use crate::status::Failure;
+use crate::device::ferrokv_device;
+use crate::status::{Failure, Status, call, handle};
+use ::ferrokv_device::dlpack::{DlElement, DlTensor, DlType};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use host::{Buffer, Device, Error};
@@ -24,6 +26,17 @@ pub enum Dtype {
 
 impl Dtype {
     pub(crate) const ALL: [Dtype; 5] = [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::I8, Dtype::I32];
+
+    /// Its type in DLPack.
+    fn in_dlpack(self) -> DlType {
+        match self {
+            Dtype::F32 => f32::TYPE,
+            Dtype::F16 => f16::TYPE,
+            Dtype::Bf16 => bf16::TYPE,
+            Dtype::I8 => i8::TYPE,
+            Dtype::I32 => i32::TYPE,
+        }
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -136,4 +149,38 @@ pub(crate) unsafe fn tensor(what: &str, tensor: *const ferrokv_tensor) -> Result
     // SAFETY: this function's contract.
     let found = unsafe { tensor.as_ref() };
     found.copied().ok_or_else(|| Failure::argument(format!("{what} is NULL; give a tensor")))
+}
+
+/// A tensor of another library, as DLPack hands it over, as one of this: of the device, of one of the types
+/// here, with elements one after another. Nothing is copied, and nothing kept: the managed tensor stays the
+/// caller's.
+///
+/// # Safety
+/// `device` is null or a handle; `dl_tensor` is null or a `DLTensor` whose `shape`, and `strides` unless it
+/// is null, have `ndim` elements; `out` is null or valid for a write.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrokv_tensor_from_dlpack(
+    device: *const ferrokv_device,
+    dl_tensor: *const c_void,
+    out: *mut ferrokv_tensor,
+) -> Status {
+    // SAFETY: this function's contract.
+    call(|| unsafe {
+        let device = &handle("device", device)?.device;
+        let given = dl_tensor.cast::<DlTensor>().as_ref();
+        let given = given.ok_or_else(|| Failure::argument("the DLPack tensor is NULL; give a DLTensor"))?;
+        let out = out.as_mut();
+        let out =
+            out.ok_or_else(|| Failure::argument("the place for the tensor is NULL; give an address"))?;
+        let known = Dtype::ALL.into_iter().find(|dtype| dtype.in_dlpack() == given.dtype);
+        let dtype = known.ok_or_else(|| {
+            let names = Dtype::ALL.map(Dtype::name).join(", ");
+            Failure::argument(format!("the tensor is of {}; give it in one of {names}", given.dtype.name()))
+        })?;
+        let address = given.address(device, given.dtype)?;
+        let elements = given.elements()? as u64;
+        let data = std::ptr::with_exposed_provenance_mut(address as usize);
+        *out = ferrokv_tensor { data, elements, dtype: dtype as u32, reserved: 0 };
+        Ok(())
+    })
 }

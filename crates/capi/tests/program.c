@@ -128,6 +128,45 @@ static void step(const ferrokv_device *device) {
     ferrokv_cache_destroy(cache);
 }
 
+/* What dlpack.h declares. */
+typedef struct {
+    void *data;
+    struct {
+        int32_t device_type, device_id;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} dl_tensor;
+
+static void handed_over(const ferrokv_device *device) {
+    float *data = memory(48);
+    int64_t shape[2] = {2, 3}, strides[2] = {3, 1};
+    dl_tensor given = {data, {1, 0}, 2, {2, 32, 1}, shape, NULL, 16};
+    ferrokv_tensor found = {0};
+    CHECK(ferrokv_tensor_from_dlpack(device, &given, &found) == FERROKV_OK);
+    CHECK(found.data == data + 4 && found.elements == 6 && found.dtype == FERROKV_F32);
+    given.strides = strides;
+    CHECK(ferrokv_tensor_from_dlpack(device, &given, &found) == FERROKV_OK);
+    strides[0] = 4;
+    CHECK(ferrokv_tensor_from_dlpack(device, &given, &found) == FERROKV_ARGUMENT);
+    CHECK(strstr(ferrokv_last_error(), "strides [4, 1]") != NULL);
+    given.strides = NULL;
+    given.dtype.bits = 64;
+    CHECK(ferrokv_tensor_from_dlpack(device, &given, &found) == FERROKV_ARGUMENT);
+    CHECK(strstr(ferrokv_last_error(), "is of float64; give it in one of float32") != NULL);
+    given.dtype.bits = 32;
+    given.device.device_type = 2;
+    CHECK(ferrokv_tensor_from_dlpack(device, &given, &found) == FERROKV_ARGUMENT);
+    CHECK(strstr(ferrokv_last_error(), "is on GPU 0") != NULL);
+    CHECK(ferrokv_tensor_from_dlpack(device, NULL, &found) == FERROKV_ARGUMENT);
+    CHECK(ferrokv_tensor_from_dlpack(device, &given, NULL) == FERROKV_ARGUMENT);
+}
+
 int main(void) {
     ferrokv_device *device = NULL;
     CHECK(ferrokv_abi() == FERROKV_ABI);
@@ -138,6 +177,7 @@ int main(void) {
     attention(device);
     codes(device);
     step(device);
+    handed_over(device);
     ferrokv_device_close(device);
     ferrokv_device_close(NULL);
     return 0;

@@ -199,6 +199,14 @@ pub enum Error {
         /// The alignment of an element, in bytes.
         align: usize,
     },
+    /// A tensor of another library that is not what is needed.
+    #[error(
+        "the tensor {reason}; hand over one of the device, of that type, whose elements lie one after another"
+    )]
+    Tensor {
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Memory of another library that the device does not reach.
     #[error("memory at {address:#x} is {found}, and the device is {device}; copy it there first")]
     NotReached {

@@ -13,6 +13,9 @@
 //! | [`Event`] | a point in a stream, with a time |
 //! | [`Graph`], [`GraphExec`] | captured work, replayed with no host work between its steps |
 //!
+//! Memory and streams that other libraries own become a [`Buffer`] and a [`Stream`], too; [`dlpack`] has the
+//! tensors that they hand over.
+//!
 //! [`Device::print_to`] takes the lines that kernels print, and [`nvtx`] names stretches of time for
 //! profilers. [`Device::record_times`] has launches timed.
 //!
@@ -47,6 +50,7 @@ pub mod cpu;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod cuda;
 mod device;
+pub mod dlpack;
 mod error;
 mod event;
 mod graph;

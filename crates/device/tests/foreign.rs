@@ -3,6 +3,7 @@
 mod common;
 
 use common::{add, cover, on_both};
+use ferrokv_device::dlpack::{DlDevice, DlTensor, DlType};
 use ferrokv_device::{BackendKind, Buffer, Device, Error, Stream};
 use simt::emu::FaultKind;
 use std::ptr::null_mut;
@@ -12,6 +13,8 @@ on_both! {
     dropping_leaves_the_memory_to_its_owner
     lengths_are_checked_as_those_of_own_memory
     addresses_that_hold_no_elements_are_refused
+    a_tensor_of_dlpack_is_a_buffer
+    tensors_that_do_not_fit_are_refused
     a_foreign_stream_runs_copies_and_launches_in_order
     captures_are_for_the_owner_of_a_stream
 }
@@ -50,6 +53,79 @@ fn dropping_leaves_the_memory_to_its_owner(device: &Device) {
     // A fresh buffer takes other memory.
     let mut other = Buffer::from_slice(device, &[0_u32; 3]).unwrap();
     assert_ne!(other.global_mut().address(), owner.global_mut().address());
+}
+
+/// `owner`'s elements as DLPack describes them, [2, 3] from element 1 on.
+fn described(device: &Device, owner: &mut Buffer<u32>, shape: &mut [i64; 2]) -> DlTensor {
+    let (device_type, ordinal) =
+        (if device.kind() == BackendKind::Cpu { 1 } else { 2 }, device.info().ordinal);
+    DlTensor {
+        data: std::ptr::with_exposed_provenance_mut(owner.global_mut().address() as usize),
+        device: DlDevice { device_type, device_id: ordinal as i32 },
+        ndim: 2,
+        dtype: DlType { code: 0, bits: 32, lanes: 1 },
+        shape: shape.as_mut_ptr(),
+        strides: null_mut(),
+        byte_offset: 4,
+    }
+}
+
+fn a_tensor_of_dlpack_is_a_buffer(device: &Device) {
+    let mut owner = Buffer::from_slice(device, &[5_u32; 8]).unwrap();
+    let mut shape = [2, 3];
+    let mut given = described(device, &mut owner, &mut shape);
+    let stream = default_stream(device);
+    // The second ones are those of a row that is not there twice: nobody takes a step of it.
+    for (mut strides, mut extents) in [([3, 1], [2, 3]), ([77, 1], [1, 6]), ([1, -5], [6, 1])] {
+        (given.shape, given.strides) = (extents.as_mut_ptr(), strides.as_mut_ptr());
+        // SAFETY: six elements of the owner, which outlives it; nothing else touches them meanwhile.
+        let mut tensor = unsafe { Buffer::<u32>::from_dlpack(device, &given) }.unwrap();
+        assert_eq!(tensor.len(), 6);
+        // SAFETY: 6 elements, each thread its own; waited for below.
+        unsafe { stream.launch(&common::increment::kernel(), cover(6), add(&mut tensor, 7)) }.unwrap();
+        stream.synchronize().unwrap();
+    }
+    assert_eq!(owner.to_vec().unwrap(), [5, 26, 26, 26, 26, 26, 26, 5]);
+    // Of no dimension there is one element; of an extent of 0 none, wherever it is said to be.
+    given.ndim = 0;
+    (given.shape, given.strides) = (null_mut(), null_mut());
+    // SAFETY: one element of the owner.
+    assert_eq!(unsafe { Buffer::<i32>::from_dlpack(device, &given) }.unwrap().len(), 1);
+    let mut none = [0, 3];
+    (given.ndim, given.shape, given.data, given.byte_offset) = (2, none.as_mut_ptr(), null_mut(), 0);
+    // SAFETY: no elements.
+    assert!(unsafe { Buffer::<u32>::from_dlpack(device, &given) }.unwrap().is_empty());
+}
+
+fn tensors_that_do_not_fit_are_refused(device: &Device) {
+    let mut owner = Buffer::from_slice(device, &[5_u32; 8]).unwrap();
+    let mut shape = [2, 3];
+    let right = described(device, &mut owner, &mut shape);
+    let (mut turned, mut below, mut vast, mut gap) = ([1, 2], [2, -3], [i64::MAX, 3], [4, 1]);
+    let elsewhere = DlDevice { device_type: 3 - right.device.device_type, device_id: 0 };
+    let halves = DlType { code: 2, bits: 16, lanes: 1 };
+    let pairs = DlType { lanes: 2, ..right.dtype };
+    let wrong = [
+        (DlTensor { strides: turned.as_mut_ptr(), ..right }, "has shape [2, 3] and strides [1, 2]"),
+        (DlTensor { strides: gap.as_mut_ptr(), ..right }, "has shape [2, 3] and strides [4, 1]"),
+        (DlTensor { shape: below.as_mut_ptr(), ..right }, "has shape [2, -3]"),
+        (DlTensor { shape: vast.as_mut_ptr(), ..right }, "has shape [9223372036854775807, 3]"),
+        (DlTensor { shape: null_mut(), ..right }, "has 2 dimensions and no shape"),
+        (DlTensor { ndim: -1, ..right }, "has -1 dimensions"),
+        (DlTensor { dtype: halves, ..right }, "is of float16, and uint32 is needed"),
+        (DlTensor { dtype: pairs, ..right }, "is of int32 x 2, and uint32 is needed"),
+        (DlTensor { device: elsewhere, ..right }, "and the device is"),
+        (DlTensor { byte_offset: u64::MAX, ..right }, "begins 18446744073709551615 bytes behind"),
+    ];
+    for (tensor, text) in wrong {
+        // SAFETY: refused.
+        let error = unsafe { Buffer::<u32>::from_dlpack(device, &tensor) }.unwrap_err();
+        assert!(matches!(error, Error::Tensor { .. }) && error.to_string().contains(text), "{error}");
+    }
+    // SAFETY: refused.
+    let error =
+        unsafe { Buffer::<u32>::from_dlpack(device, &DlTensor { byte_offset: 2, ..right }) }.unwrap_err();
+    assert!(matches!(error, Error::Misaligned { .. }), "{error}");
 }
 
 fn lengths_are_checked_as_those_of_own_memory(device: &Device) {
