@@ -577,11 +577,10 @@ def needles(records):
 # --- The README's table ---------------------------------------------------------------------------------------------
 
 def questions(records):
-    """Ten questions at most, each answered by one record, and where it loses, which may be of a second one."""
-    check, int8, attention, row_8k, step, limited, bounds, quality, budget, real = records
+    """Eleven questions at most, each answered by one record, and where it loses, which may be of a second one."""
+    check, int8, attention, row_8k, step, limited, bounds, quality, budget, real, few, text, speed, codes = records
     cases, _, bits = compared(check)
     ours = {op: fastest(int8_rows(int8, 131072, 8192, op)[0]) for op, _ in OPERATIONS}
-    peers = [int8_rows(int8, 131072, 8192, op)[1]["torch.compile"]["median_us"] / ours[op]["median_us"] for op in ours]
     fractions = [row["fraction"] for row in ours.values()]
     found = shapes([attention, row_8k])
     dense = [beside(here, "dense") for _, here in found]
@@ -603,12 +602,22 @@ def questions(records):
     for row in quality.data["rows"]:
         if row["kv"] in ("certified", "int8-int4"):
             lost[row["kv"]] = f"+{math.expm1(row['quality']['beside']['delta']):.2%}".replace("%", " %")
+    # A constant number of keys, and codes of vectors.
+    million = dict(shapes([few]))["f16", 28, 4, 1, 1048576]
+    over_dense = {row["kv"]: math.expm1(row["delta"]) for row in text.data["summary"]["rows"]}
+    if abs(over_dense["gather"]) > 0.001:
+        raise Wrong("tools/tables.py: what the README says of 32 blocks is not so any more")
+    of_codes = {row["context"]: row for each in speed.data["rows"] if each["kv"] == "vecinfer"
+                for row in each["speed"] if row["batch"] == 1}
+    lost_codes = next(row["quality"]["beside"]["delta"] for row in codes.data["rows"]
+                      if row["kv"].startswith("vecinfer/k=d4b8/v=d4b8/codes="))
+    if of_codes[131072]["memory"]["device"] / of_codes[131072]["bytes"] > 0.13:
+        raise Wrong("tools/tables.py: what the README says of the bytes of codes is not so any more")
     rows = [
         ([check], "Same bits on emulator and GPU?", f"{cases:,} cases: {bits} bits differ",
          "one generation of GPUs tried"),
         ([int8], "Codes of 8 bits: as fast as memory?", f"{min(fractions):.2f} to {max(fractions):.2f} of its speed",
          "small and narrow matrices"),
-        ([int8], "… beside torch.compile?", f"{min(peers):.2f} to {max(peers):.2f} times its speed", "the same"),
         ([attention], "Exact attention beside PyTorch's?", f"{min(dense):.2f} to {max(dense):.2f} times its speed",
          f"{sum(value < 0.995 for value in dense)} of {len(dense)} sizes, by up to {100 * (1 - min(dense)):.0f} %"),
         ([attention], "… over 8-bit keys, 4-bit values?", f"{beside(far, 'int8-int4'):.2f} times at 128K tokens",
@@ -625,6 +634,11 @@ def questions(records):
          f"{gated_steps['certified', 131072]['median_us'] / 1000:.1f} ms if kept below 5 %"),
         ([quality], "What does a text lose?", f"perplexity {lost['certified']}, without bounds {lost['int8-int4']}",
          "one small model, 2,048 tokens"),
+        ([few, text], "A million tokens, 32 blocks read?", f"{beside(million, 'gather'):.0f} times PyTorch's speed",
+         f"8 blocks: perplexity {over_dense['gather:production']:+.1%}".replace("%", " %")),
+        ([speed, codes], "Codes of 2 bits, at 128K?",
+         f"{of_codes[131072]['dense_ratio']:.1f} times our exact",
+         f"perplexity {lost_codes:+.1%}; {of_codes[8192]['dense_ratio']:.2f} times at 8K".replace("%", " %")),
     ]
     return table(("question", "answer", "where it loses", "measured on"),
                  [(*cells, ", ".join(dict.fromkeys(name for record in of for name in (
