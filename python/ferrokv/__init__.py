@@ -9,8 +9,8 @@
 
 Plans and caches take all their memory when they are made. A call puts launches into PyTorch's current stream, waits
 for nothing, and can be captured by ``torch.cuda.graph``. On the CPU the same calls give the same bits, on tensors of
-PyTorch or arrays of numpy. Tensors of other libraries (JAX, CuPy, TVM, ...) are taken where they lie if these hand
-them over by DLPack and PyTorch was imported, or numpy for the CPU.
+PyTorch or arrays of numpy. What is read may be of other libraries (JAX, CuPy, TVM, ...) that hand their tensors over by
+DLPack, outside of captures: it is taken where it lies, by way of PyTorch, or of numpy on the CPU.
 
 What is wrong with an argument is an :class:`ArgumentError`, a ``ValueError``, that names it, its value and the way out;
 the other errors are :class:`Unavailable`, :class:`OutOfMemory`, :class:`StateError`, :class:`DeviceError` and :class:`InternalError`, all

@@ -33,10 +33,14 @@ def dtype_name(dtype):
 
 def taken(name, value):
     """``value``, where it is of PyTorch or numpy. What another library has and hands over by DLPack is taken as a tensor
-    of PyTorch if that was imported, which orders its stream, and else as an array of numpy: the same memory."""
+    of PyTorch if that was imported, which makes its stream wait for the other's, and else as an array of numpy: the same
+    memory. For what is read alone: PyTorch does not tell what must not be written."""
     if is_tensor(value) or is_array(value) or not (hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")):
         return value
     kind, numpy = type(value).__name__, sys.modules.get("numpy")
+    if torch() is not None and torch().cuda.is_available() and torch().cuda.is_current_stream_capturing():
+        raise ArgumentError(f"{name} is a {kind}, and the stream captures; take it ahead of the capture, by "
+                            "torch.from_dlpack, and keep both")
     try:
         if torch() is not None:
             return torch().from_dlpack(value)
@@ -48,6 +52,22 @@ def taken(name, value):
                             "numpy") from error
     raise ArgumentError(f"{name} is a {kind}, which is taken by way of another library; import torch first, or numpy for the "
                         "CPU")
+
+
+class Kept:
+    """What calls were given that other libraries own: kept until the work that reads it is done."""
+
+    def __init__(self):
+        self._pending = []
+
+    def until_done(self, where, given, taken):
+        """Keeps those of ``taken`` that are not ``given``, and forgets what is done."""
+        self._pending = [(event, values) for event, values in self._pending if not event.query()]
+        values = [value for value, own in zip(taken, given) if value is not own]
+        if values and where.kind == "cuda":
+            event = torch().cuda.Event()
+            event.record(torch().cuda.current_stream(where.index))
+            self._pending.append((event, values))
 
 
 class Where:

@@ -55,7 +55,7 @@ class KvCache:
         # Where the next token of each sequence goes; of PyTorch if it is there.
         self._next = self.where.empty([sequences], "int32")
         self._place()
-        self._chunk = None
+        self._chunk, self._kept = None, arrays.Kept()
 
     def _call(self, function, *arguments):
         with self.where.chosen():
@@ -131,18 +131,20 @@ class KvCache:
         """Adds the chunk's keys and values, both [rows, kv_heads, head_dim] float16, to a layer."""
         _, rows, positions = self._begun()
         shape = [rows, self.kv_heads, self.head_dim]
+        given = keys, values
         keys, values = arrays.taken("keys", keys), arrays.taken("values", values)
         for name, value in (("keys", keys), ("values", values)):
             arrays.contiguous(name, arrays.check(name, value, self.where, "float16", shape))
         self._call(library.ferrokv_cache_append, arrays.extent("layer", layer),
                    *(byref(arrays.tensor(x)) for x in (positions, keys, values)))
+        self._kept.until_done(self.where, given, (keys, values))
 
     def attend(self, layer, queries, *, out=None):
         """Causal attention of the chunk's tokens in a layer that has their keys and values: like the queries [rows,
         q_heads, head_dim] float16, in float32, to ``out`` if it is given."""
         _, rows, _ = self._begun()
-        shape, result = [rows, self.q_heads, self.head_dim], out
-        queries, out = arrays.taken("queries", queries), arrays.taken("out", out)
+        shape, given = [rows, self.q_heads, self.head_dim], queries
+        queries = arrays.taken("queries", queries)
         arrays.contiguous("queries", arrays.check("queries", queries, self.where, "float16", shape))
         if out is None:
             out = self.where.empty(shape, "float32", queries)
@@ -150,7 +152,8 @@ class KvCache:
             arrays.contiguous("out", arrays.writable("out", arrays.check("out", out, self.where, "float32", shape)))
         self._call(library.ferrokv_cache_attend, arrays.extent("layer", layer),
                    *(byref(arrays.tensor(x)) for x in (queries, out)))
-        return out if result is None else result
+        self._kept.until_done(self.where, [given], [queries])
+        return out
 
     def advance(self):
         """Counts up where the next token of each sequence goes, in the current stream: the last thing of a captured

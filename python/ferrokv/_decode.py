@@ -37,6 +37,7 @@ class Decode:
         with self.where.chosen():
             self._handle = Handle(library.ferrokv_dense_create, library.ferrokv_dense_destroy, self.where.handle(),
                                   DTYPES[self.dtype], byref(DenseProblem(**extents)))
+        self._kept = arrays.Kept()
         # Room for tables of half pages: of PyTorch already here, for a first call may be in a capture.
         self._tables = {}
         if arrays.torch() is not None:
@@ -67,17 +68,19 @@ class Decode:
         On a GPU an entry that is no page, or a length beyond ``max_tokens``, is not noticed, and reads other memory;
         on the CPU it is an error.
         """
-        where, results = self.where, (out, lse)
-        queries, table, lengths = (arrays.taken(name, value) for name, value in (("queries", queries), ("table", table),
-                                                                                 ("lengths", lengths)))
-        out, lse = arrays.taken("out", out), arrays.taken("lse", lse)
+        where, paired = self.where, not isinstance(pages, (tuple, list))
+        given = {"queries": queries, "table": table, "lengths": lengths}
+        given.update({"pages": pages} if paired else {f"pages[{i}]": side for i, side in enumerate(pages)})
+        taken = {name: arrays.taken(name, value) for name, value in given.items()}
+        queries, table, lengths = (taken[name] for name in ("queries", "table", "lengths"))
+        pages = taken["pages"] if paired else [taken[f"pages[{i}]"] for i in range(len(pages))]
         arrays.where_is("queries", queries)
         rows = [self.sequences] if len(queries.shape) == 3 and self.query_tokens == 1 else [self.sequences,
                                                                                            self.query_tokens]
         shape = [*rows, self.q_heads, self.head_dim]
         arrays.contiguous("queries", arrays.check("queries", queries, where, self.dtype, shape))
         arrays.contiguous("lengths", arrays.check("lengths", lengths, where, "int32", [self.sequences]))
-        keys, values, paired = self._pool(pages)
+        keys, values = self._pool(pages)
         if out is None:
             out = where.empty(shape, "float32", queries)
         else:
@@ -91,23 +94,22 @@ class Decode:
             tensors = DenseTensors(arrays.tensor(queries), keys, values, arrays.tensor(table), arrays.tensor(lengths),
                                    arrays.tensor(out), arrays.tensor(lse))
             checked(library.ferrokv_dense_run(self._handle.value, where.stream(), byref(tensors)))
-        # The caller's own, not what they were taken as.
-        return tuple(new if given is None else given for given, new in zip(results, (out, lse)))
+            self._kept.until_done(where, given.values(), taken.values())
+        return out, lse
 
     def _pool(self, pages):
-        """Keys and values as the library takes them, and whether they are halves of the same pages."""
+        """Keys and values as the library takes them."""
         block = self.kv_heads * PAGE * self.head_dim
         of_page = [None, self.kv_heads, PAGE, self.head_dim]
         if isinstance(pages, (tuple, list)):
             if len(pages) != 2:
                 raise ArgumentError(f"pages are {len(pages)} tensors; give keys and values, or one tensor of both")
-            keys, values = (arrays.taken(name, side) for name, side in zip(("keys", "values"), pages))
+            keys, values = pages
             for name, side in (("keys", keys), ("values", values)):
                 arrays.contiguous(name, arrays.check(name, side, self.where, self.dtype, of_page))
             if keys.shape[0] != values.shape[0]:
                 raise ArgumentError(f"keys have {keys.shape[0]} pages, and values {values.shape[0]}; give as many of both")
-            return arrays.tensor(keys), arrays.tensor(values), False
-        pages = arrays.taken("pages", pages)
+            return arrays.tensor(keys), arrays.tensor(values)
         arrays.contiguous("pages", arrays.check("pages", pages, self.where, self.dtype, [None, 2, *of_page[1:]]))
         if pages.shape[0] == 0:
             raise ArgumentError("pages are 0; give at least one")
@@ -115,7 +117,7 @@ class Decode:
         first, dtype = arrays.address(pages), DTYPES[self.dtype]
         blocks = 2 * pages.shape[0] - 1
         size = 2 * block
-        return Tensor(first, blocks * block, dtype, 0), Tensor(first + size, blocks * block, dtype, 0), True
+        return Tensor(first, blocks * block, dtype, 0), Tensor(first + size, blocks * block, dtype, 0)
 
     def _table(self, table, paired):
         """The table with entries that number halves of pages where these are paired, and no wider than it has to be."""

@@ -26,6 +26,7 @@ class Int8:
         with self.where.chosen():
             self._handle = Handle(library.ferrokv_int8_create, library.ferrokv_int8_destroy, self.where.handle(),
                                   DTYPES[self.dtype], *self.shape, str(variant).encode())
+        self._kept = arrays.Kept()
         rows = library.ferrokv_int8_scales(self._handle.value) // channels
         self.scales_shape = [channels] if variant != "fused" else [rows, channels]
 
@@ -37,26 +38,25 @@ class Int8:
     def quantize(self, matrix, *, codes=None, scales=None):
         """``(codes, scales)`` of ``matrix``: int8 [tokens, channels], and float32 [channels], or [tokens / 16, channels]
         for ``"fused"``. They go to ``codes`` and ``scales`` if these are given."""
-        results = codes, scales
-        matrix, codes, scales = (arrays.taken(name, value) for name, value in (("matrix", matrix), ("codes", codes),
-                                                                               ("scales", scales)))
+        given, matrix = matrix, arrays.taken("matrix", matrix)
         arrays.contiguous("matrix", arrays.check("matrix", matrix, self.where, self.dtype, self.shape))
         codes = self._given("codes", codes, "int8", self.shape, matrix)
         scales = self._given("scales", scales, "float32", self.scales_shape, matrix)
         with self.where.chosen():
             checked(library.ferrokv_int8_quantize(self._handle.value, self.where.stream(),
                                                   *(byref(arrays.tensor(x)) for x in (matrix, codes, scales))))
-        return tuple(new if given is None else given for given, new in zip(results, (codes, scales)))
+            self._kept.until_done(self.where, [given], [matrix])
+        return codes, scales
 
     def dequantize(self, codes, scales, *, out=None):
         """The matrix that ``codes`` and ``scales`` stand for, to ``out`` if it is given."""
-        result = out
-        codes, scales, out = (arrays.taken(name, value) for name, value in (("codes", codes), ("scales", scales),
-                                                                            ("out", out)))
+        given = codes, scales
+        codes, scales = arrays.taken("codes", codes), arrays.taken("scales", scales)
         arrays.contiguous("codes", arrays.check("codes", codes, self.where, "int8", self.shape))
         arrays.contiguous("scales", arrays.check("scales", scales, self.where, "float32", self.scales_shape))
         out = self._given("out", out, self.dtype, self.shape, codes)
         with self.where.chosen():
             checked(library.ferrokv_int8_dequantize(self._handle.value, self.where.stream(),
                                                     *(byref(arrays.tensor(x)) for x in (codes, scales, out))))
-        return out if result is None else result
+            self._kept.until_done(self.where, given, (codes, scales))
+        return out

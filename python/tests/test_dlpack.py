@@ -8,6 +8,14 @@ from common import Handed, Numpy, Paged, ferrokv, libraries, numpy
 from ferrokv import _arrays
 
 
+class Copied(Handed):
+    """One that hands over a copy each time."""
+
+    def __dlpack__(self, **options):
+        value = self._value
+        return (value.clone() if hasattr(value, "clone") else value.copy()).__dlpack__(**options)
+
+
 class TestHandedOver(unittest.TestCase):
     """What holds for a library of arrays holds for each."""
 
@@ -22,11 +30,10 @@ class TestHandedOver(unittest.TestCase):
                     rest = (Handed(queries), pages, Handed(paged.table), Handed(paged.tokens))
                     for have, same in zip(decode(*rest), want):
                         self.assertEqual(lib.bits(have), lib.bits(same))
-                    # Results go to memory that is handed over, and come back as it was given.
-                    out, lse = lib.zeros((2, 4, 64), "float32"), lib.zeros((2, 4), "float32")
-                    given = Handed(out), Handed(lse)
-                    self.assertEqual(decode(*rest, out=given[0], lse=given[1]), given)
-                    self.assertEqual([lib.bits(out), lib.bits(lse)], [lib.bits(same) for same in want])
+                    # A library may hand over a copy, which nobody but the call has.
+                    copies = [Copied(x._value) for x in rest if isinstance(x, Handed)]
+                    if len(copies) == 4:
+                        self.assertEqual([lib.bits(x) for x in decode(*copies)], [lib.bits(x) for x in want])
 
     def test_codes(self):
         for lib in libraries():
@@ -34,10 +41,11 @@ class TestHandedOver(unittest.TestCase):
             matrix = lib.normal(3, (32, 8))
             codes, scales = int8.quantize(Handed(matrix))
             self.assertEqual([lib.bits(x) for x in (codes, scales)], [lib.bits(x) for x in int8.quantize(matrix)])
-            back = lib.zeros((32, 8), "float16")
-            given = Handed(back)
-            self.assertIs(int8.dequantize(Handed(codes), Handed(scales), out=given), given)
+            back = int8.dequantize(Handed(codes), Handed(scales))
             self.assertEqual(lib.bits(back), lib.bits(int8.dequantize(codes, scales)))
+            # Results go to what can be seen to be writable.
+            with self.assertRaisesRegex(ValueError, "out is a Handed; give a tensor of PyTorch or an array of numpy"):
+                int8.dequantize(codes, scales, out=Handed(back))
 
     def test_a_cache(self):
         for lib in libraries():
@@ -74,10 +82,6 @@ class TestHandedOver(unittest.TestCase):
                 int8.quantize(Handed(matrix))
         with self.assertRaisesRegex(ValueError, re.escape("matrix has shape [4], and [4, 4] is needed")):
             int8.quantize(Handed(matrix[0].copy()))
-        constant = matrix.copy()
-        constant.flags.writeable = False
-        with self.assertRaises(ValueError):
-            int8.dequantize(*int8.quantize(matrix), out=Handed(constant))
 
 
 if __name__ == "__main__":

@@ -81,8 +81,9 @@ void ferrokv_device_close(ferrokv_device *device);
 
 /* A tensor that another library hands over by DLPack, as one of this: `dl_tensor` is a `DLTensor *` of dlpack.h, which
  * lies in a `DLManagedTensor` and in a `DLManagedTensorVersioned`. It must be of the device and of one of the types
- * above, with elements one after another. Nothing is copied and nothing kept: give the managed tensor back, by its
- * deleter, when the work is done. */
+ * above, with elements one after another. Of a versioned one look at version.major, which must be 1, and at its flags:
+ * what is read-only is no place for results. The other library's work on the memory must be ordered with `stream`.
+ * Nothing is copied and nothing kept: give the managed tensor back, by its deleter, when the work is done. */
 ferrokv_status ferrokv_tensor_from_dlpack(const ferrokv_device *device, const void *dl_tensor, ferrokv_tensor *out);
 
 /* ---- exact attention over a paged pool ---- */

@@ -221,7 +221,8 @@ impl<T: DlElement> Buffer<T> {
     /// # Safety
     /// The contract of `from_raw`; `shape`, and `strides` unless it is null, have `ndim` elements. The
     /// managed tensor is not given back until the buffer is dropped and all work that was given it has
-    /// finished.
+    /// finished. Of a versioned one the major version is 1, and what is flagged read-only is not written. The
+    /// library's own work on the memory is ordered with this device's.
     ///
     /// # Errors
     /// [`Error::Tensor`] if it is elsewhere, of another type, or its elements do not lie one after another;

@@ -201,7 +201,7 @@ pub enum Error {
     },
     /// A tensor of another library that is not what is needed.
     #[error(
-        "the tensor {reason}; hand over one of the device, of that type, whose elements lie one after another"
+        "the tensor {reason}; hand over one of the device and the type, whose elements lie one after another"
     )]
     Tensor {
         /// What is wrong with it.

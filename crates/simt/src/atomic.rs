@@ -4,9 +4,10 @@
 //! Atomics of a [`GlobalMut`] are of the device's scope: atomic to all threads of the GPU. Those of
 //! [`in_block_scope`](GlobalMut::in_block_scope) are atomic to threads of their own block alone, and may stay
 //! in a multiprocessor's own cache; those of [`in_system_scope`](GlobalMut::in_system_scope) also to the host
-//! and to other GPUs, on memory that these reach. Two atomics on a word are atomic to each other if the scope
-//! of each takes in the thread of the other: if not, and nothing orders them, the emulator reports
-//! `AtomicScope`. CUDA's `volatile` accesses of a word are loads and stores of the system's scope.
+//! and to other GPUs, on memory that these reach (updates of the host's memory only where the GPU says so, by
+//! `hostNativeAtomicSupported`; loads and stores everywhere). Two atomics on a word are atomic to each other
+//! if the scope of each takes in the thread of the other: if not, and nothing orders them, the emulator
+//! reports `AtomicScope`. CUDA's `volatile` accesses of a word are loads and stores of the system's scope.
 //!
 //! | scope | load, store | `load_acquire`, `store_release` |
 //! |---|---|---|

@@ -203,8 +203,7 @@ impl<E: Half> Scoring<E> {
             if AHEAD && tile + WARPS < end {
                 bounds = TileBounds::load::<D, BY>(self.bounds, from(tile + WARPS), lane);
             }
-            let lane = if AHEAD { lane } else { warp::lane_id() };
-            // Held over the products it takes a register that `score` has not on every GPU.
+            // Held over the products it takes a register that `score` lacks on some GPUs.
             let lane = if AHEAD { lane } else { warp::lane_id() };
             let [low, high] = best::<R>(scored, scales, group, lane);
             // Lanes 4g have block g, lanes 4g + 1 block g + 8.

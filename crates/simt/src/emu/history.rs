@@ -56,7 +56,7 @@ impl Access {
     }
 
     /// Whether it is atomic to threads of its block alone.
-    fn is_narrow(self) -> bool {
+    pub(super) fn is_narrow(self) -> bool {
         use AtomicScope::Block;
         matches!(self, Access::Atomic(Block) | Access::Look(Block) | Access::Put(Block))
     }
@@ -164,6 +164,8 @@ pub(super) struct Rare {
     pub(super) word: (u64, usize),
     /// The atomic loads since the write.
     pub(super) looks: Crowd,
+    /// Whether one of either was of block scope.
+    pub(super) narrow: bool,
     /// The last atomic that brought another value, if no write came behind it.
     pub(super) changed: Option<Event>,
     /// The launch's first read-only load.

@@ -405,7 +405,9 @@ fn race<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Ev
 /// An atomic of the past, to which this one is not atomic, and which nothing orders before it. Of a thread's
 /// atomics on a word the last one counts.
 fn out_of_scope<'h>(history: &'h History, event: &Event, clock: &Clock) -> Option<&'h Event> {
-    if !event.access.is_atomic() {
+    // Most kernels have none of block scope: then nothing is looked through.
+    let narrow = event.access.is_narrow() || history.rare.as_ref().is_some_and(|rare| rare.narrow);
+    if !event.access.is_atomic() || !narrow {
         return None;
     }
     let apart = |past: &&Event| !past.is_atomic_to(event) && !past.is_behind(event, clock);
@@ -425,12 +427,15 @@ fn note(history: &mut History, event: Event) {
             if let Some(rare) = &mut history.rare {
                 rare.atomics.clear();
                 rare.looks.clear();
-                rare.changed = None;
+                (rare.changed, rare.narrow) = (None, false);
             }
             history.write = Some(event);
         }
         // What lies behind this atomic need not lie behind the next one: atomics order nothing.
         Access::Atomic(_) | Access::Put(_) => history.rare().atomics.put(event),
+    }
+    if event.access.is_narrow() {
+        history.rare().narrow = true;
     }
     if event.access == Access::ReadOnly {
         history.rare().read_only.get_or_insert(event);
