@@ -179,6 +179,26 @@ impl CertifiedCache {
         Ok(())
     }
 
+    /// A layer's storage, for caches that choose for themselves what steps attend to, and whether calls take
+    /// the CPU's own path.
+    pub(crate) fn stored(&mut self, stream: &Stream, layer: usize) -> Result<(&mut TieredCache<f16>, bool)> {
+        self.sequences.begun(layer)?;
+        Ok((&mut self.layers[layer].cache, self.sequences.on_slices(stream)))
+    }
+
+    /// Bytes of a sequence of so many tokens in all layers: full blocks quantized, the last one in f16.
+    pub(crate) fn sequence_bytes(&self, tokens: usize) -> u64 {
+        let Some(Layer { cache, .. }) = self.layers.first() else { return 0 };
+        let (block, geometry) = (BLOCK_TOKENS as usize, self.sequences.geometry);
+        quantized_bytes(cache.geometry(), geometry.layers, tokens / block)
+            + geometry.token_bytes() * (tokens % block) as u64
+    }
+
+    /// What is known of its sequences.
+    pub(crate) fn sequences(&self) -> &Sequences {
+        &self.sequences
+    }
+
     /// What decides which blocks are promoted, and when a head is computed exactly.
     pub fn policy(&self) -> &Policy {
         &self.policy
@@ -247,13 +267,7 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn step_bytes(&self) -> u64 {
-        let Some(Layer { cache, .. }) = self.layers.first() else { return 0 };
-        let (block, geometry) = (BLOCK_TOKENS as usize, self.sequences.geometry);
-        let of_sequence = |tokens: &usize| {
-            quantized_bytes(cache.geometry(), geometry.layers, tokens / block)
-                + geometry.token_bytes() * (tokens % block) as u64
-        };
-        self.held().sequences.iter().flatten().map(of_sequence).sum()
+        self.held().sequences.iter().flatten().map(|tokens| self.sequence_bytes(*tokens)).sum()
     }
 
     /// The originals.

@@ -39,7 +39,7 @@ pub mod reference;
 mod scheme;
 mod step;
 mod step_cases;
-mod workload;
+pub(crate) mod workload;
 mod write;
 
 pub use cache::{CacheElement, CacheError, Extents, Memory, SequenceId, TieredCache};

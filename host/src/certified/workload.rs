@@ -34,9 +34,9 @@ struct Host<E: CacheElement> {
 }
 
 /// The quantized form of one pool.
-struct Quantized {
-    tiles: Buffer<u8>,
-    annotations: Buffer<Annotation>,
+pub(crate) struct Quantized {
+    pub(crate) tiles: Buffer<u8>,
+    pub(crate) annotations: Buffer<Annotation>,
 }
 
 struct Step<E: CacheElement> {
@@ -258,7 +258,7 @@ impl<E: CacheElement> Step<E> {
 }
 
 /// Quantizes the full blocks of each pool.
-fn quantize<E: CacheElement>(
+pub(crate) fn quantize<E: CacheElement>(
     input: &Input<E>,
     geometry: Geometry,
     stream: &Stream,

@@ -80,6 +80,12 @@ pub enum Error {
         /// What it does not go with.
         with: &'static str,
     },
+    /// What there is for original keys and values alone.
+    #[error("{option} does not go with tiles=int8-int4; leave {option} out, or tiles")]
+    Tiles {
+        /// The option, or the preset.
+        option: &'static str,
+    },
     /// A list that thread blocks that rank for themselves have no room for.
     #[error(
         "a list of {k} distant blocks is too long for ranks=each, which takes up to {MOST_LISTED}; leave \
@@ -206,6 +212,7 @@ impl From<Error> for kv::Error {
             | Error::Window
             | Error::Ranking { .. }
             | Error::Ranks { .. }
+            | Error::Tiles { .. }
             | Error::LongList { .. }
             | Error::WideCodes { .. }
             | Error::HeadDim { .. }

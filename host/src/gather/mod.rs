@@ -21,6 +21,7 @@ pub mod sketch;
 pub mod staging;
 #[cfg(test)]
 mod tests;
+mod tiles;
 mod workload;
 
 pub use audit::{AuditHandles, Auditor};
@@ -33,6 +34,7 @@ pub use plan::{Chosen, Handles, Plan};
 pub use ranking::{List, Ranking, Score};
 pub use ranks::Ranks;
 pub use staging::StagedCache;
+pub use tiles::{TiledCache, TiledElement, TiledPlan};
 
 use crate::kv::{HeadReport, Held, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
 use error::length;
@@ -145,6 +147,12 @@ pub static SYSTEM: System = System {
                 kind: Kind::Number(1e-9, 1.0),
             },
             OptionSpec {
+                name: tiles::OPTION,
+                about: "what steps read of a block, its originals or codes of 8-bit keys and 4-bit values, as int8-int4 \
+                        has them; not with :certified, staging, score=mean, list, ranks=each, dense, audit",
+                kind: Kind::Word(&["f16", tiles::CODES]),
+            },
+            OptionSpec {
                 name: "staging",
                 about: "keys and values in the host's memory, and on the GPU so many blocks of each layer, \
                         sequence and KV head besides the local ones; not with :certified",
@@ -153,6 +161,7 @@ pub static SYSTEM: System = System {
         ],
         step_bytes: |selection, head_dim, tokens| match Asked::of(selection) {
             Asked::Certified(budget) => sketch::step_bytes(budget, head_dim, tokens),
+            Asked::Codes(_) => tiles::step_bytes(selection, head_dim, tokens),
             Asked::OnDevice(support) | Asked::InHost(support, _) => {
                 step_bytes(support, Ranking::of(selection, head_dim, true).score, head_dim, tokens)
             }
@@ -162,8 +171,10 @@ pub static SYSTEM: System = System {
             let dense = Support::exact_layers(selection) > 0;
             Ranking::check(selection)?;
             Ranks::check(selection)?;
+            tiles::check(selection)?;
             Err(match Asked::of(selection) {
                 Asked::OnDevice(_) | Asked::InHost(..) if given(&["skip", "sketch"]) => Error::Preset,
+                Asked::Codes(_) if given(&["skip", "sketch"]) => Error::Preset,
                 Asked::Certified(_) if given(&["staging"]) => Error::NotStaged,
                 Asked::Certified(_) if given(&["audit"]) => Error::NotAudited,
                 Asked::Certified(_) | Asked::InHost(..) if dense => Error::DenseLayers,
@@ -175,12 +186,14 @@ pub static SYSTEM: System = System {
         open: |opening| {
             Ok(match Asked::of(opening.selection) {
                 Asked::OnDevice(support) => Box::new(GatherCache::new(opening, support)?),
+                Asked::Codes(support) => Box::new(TiledCache::new(opening, support)?),
                 Asked::InHost(support, slots) => Box::new(StagedCache::new(opening, support, slots)?),
                 Asked::Certified(budget) => Box::new(sketch::SketchedCache::new(opening, budget)?),
             })
         },
         workload: |opening| match Asked::of(opening.selection) {
             Asked::OnDevice(_) => workload::open(opening),
+            Asked::Codes(_) => tiles::open(opening),
             Asked::InHost(_, slots) => staging::open(opening, slots),
             Asked::Certified(budget) => sketch::open(opening, budget),
         },
@@ -202,6 +215,8 @@ fn is_certified(selection: &Selection) -> bool {
 enum Asked {
     /// Keys and values on the device.
     OnDevice(Support),
+    /// As codes on the device, their originals in the host's memory.
+    Codes(Support),
     /// In the host's memory, and so many blocks on the device.
     InHost(Support, u32),
     /// On the device with sketches, by which what is left out is bounded.
@@ -212,6 +227,7 @@ impl Asked {
     fn of(selection: &Selection) -> Self {
         match selection.value("staging") {
             _ if is_certified(selection) => Asked::Certified(sketch::Budget::of(selection)),
+            _ if tiles::asked(selection) => Asked::Codes(Support::of(selection)),
             Some(_) => Asked::InHost(Support::of(selection), selection.count("staging", 0) as u32),
             None => Asked::OnDevice(Support::of(selection)),
         }

@@ -104,9 +104,10 @@ impl Ranking {
         let with = match Asked::of(selection) {
             Asked::Certified(_) => ":certified",
             Asked::InHost(..) => "staging",
-            Asked::OnDevice(_) if selection.preset() == Some(WINDOW) => ":window",
+            Asked::OnDevice(_) | Asked::Codes(_) if selection.preset() == Some(WINDOW) => ":window",
             Asked::OnDevice(_) if selection.word("score", "bounds") == "mean" => "score=mean",
-            Asked::OnDevice(_) => return Ok(()),
+            // What does not go with codes is looked at on its own.
+            Asked::OnDevice(_) | Asked::Codes(_) => return Ok(()),
         };
         let all = ["bounds", "score", "list"];
         let options = match with {

@@ -42,7 +42,7 @@ impl Ranks {
         let with = match Asked::of(selection) {
             Asked::Certified(_) => ":certified",
             Asked::InHost(..) => "staging",
-            Asked::OnDevice(_) => return Ok(()),
+            Asked::OnDevice(_) | Asked::Codes(_) => return Ok(()),
         };
         match selection.value("ranks") {
             Some(_) => Err(Error::Ranks { with }),

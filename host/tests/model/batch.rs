@@ -88,6 +88,7 @@ fn schemes() -> impl Iterator<Item = &'static str> {
         "certified:strict",
         "gather/k=1/block=16/local=1",
         "gather/k=1/block=16/local=1/staging=2",
+        "gather/k=1/block=16/local=1/tiles=int8-int4",
         "gather:certified/k=1/block=16/local=1/skip=0.2",
         "kivi/residual=0",
         "kivi/k=4/v=2/residual=32",

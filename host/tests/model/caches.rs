@@ -218,7 +218,9 @@ fn every_scheme_fits_smaller_gpus() {
         (0..6).map(|_| decoder.next().expect("a token")).collect::<Vec<u32>>()
     };
     let names = host::schemes().map(|scheme| scheme.name);
-    for scheme in names.chain(["certified:strict", "gather:certified", "gather:quest"]) {
+    for scheme in
+        names.chain(["certified:strict", "gather:certified", "gather:quest", "gather/tiles=int8-int4"])
+    {
         for model in &models {
             let head_dim = model.config.head_dim;
             assert_eq!(run(&lean, model, scheme), run(&device, model, scheme), "{scheme}, {head_dim}");

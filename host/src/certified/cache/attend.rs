@@ -6,6 +6,7 @@ use crate::attention::PagedPool;
 use crate::attention::dense;
 use crate::{Buffer, Stream};
 use simt::{Global, GlobalMut};
+use std::ops::Range;
 
 impl<E: CacheElement> TieredCache<E> {
     /// Attends to everything that the sequences have: rows 0 to `plan.problem().sequences` of the cache,
@@ -78,21 +79,7 @@ impl<E: CacheElement> TieredCache<E> {
                 return Err(CacheError::Length { what, got, expected: expected.to_string() }.into());
             }
         }
-        let rows = problem.sequences as usize;
-        let handles = StepHandles {
-            queries,
-            tiles: self.tiles.global(),
-            annotations: self.annotations.global(),
-            table: self.table.global_range(..rows * self.shape.max_blocks as usize)?,
-            lengths: self.lengths.global_range(..rows)?,
-            keys: self.keys.global(),
-            values: self.values.global(),
-            near: Near {
-                tiles: self.near.global_mut(),
-                directory: self.directory.global_mut(),
-                scratch: self.scratch,
-            },
-        };
+        let handles = self.step_handles(problem.sequences as usize, queries)?;
         if self.on_slices(stream) && plan.runs_on_slices() {
             // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
             // returns; the rest as below.
@@ -102,6 +89,43 @@ impl<E: CacheElement> TieredCache<E> {
         // blocks are in the table, and a block that is full was quantized in this stream. Dropping a buffer,
         // or the cache, waits for the device.
         unsafe { plan.run(stream, &handles, out) }
+    }
+
+    /// What a step over the first `rows` sequences reads.
+    pub(crate) fn step_handles(&mut self, rows: usize, queries: Global<E>) -> Result<StepHandles<E>> {
+        let (table, lengths) = self.table_of(0..rows)?;
+        Ok(StepHandles {
+            queries,
+            tiles: self.tiles.global(),
+            annotations: self.annotations.global(),
+            table,
+            lengths,
+            keys: self.keys.global(),
+            values: self.values.global(),
+            near: Near {
+                tiles: self.near.global_mut(),
+                directory: self.directory.global_mut(),
+                scratch: self.scratch,
+            },
+        })
+    }
+
+    /// Block table and lengths of some sequences.
+    pub(crate) fn table_of(&self, rows: Range<usize>) -> Result<(Global<u32>, Global<u32>)> {
+        let of_each = self.shape.max_blocks as usize;
+        let table = self.table.global_range(rows.start * of_each..rows.end * of_each)?;
+        Ok((table, self.lengths.global_range(rows)?))
+    }
+
+    /// The original keys of all blocks, [blocks, kv_heads, 16, head_dim]: host memory.
+    pub(crate) fn original_keys(&self) -> Global<E> {
+        self.keys.global()
+    }
+
+    /// The keys of each sequence's fresh block, [sequences, kv_heads, 16, head_dim].
+    pub(crate) fn fresh_keys(&self) -> Result<Global<E>> {
+        let [first, end] = [0, self.extents.sequences].map(|block| self.fresh_elements(0, block));
+        Ok(self.near.global_range(first..end)?)
     }
 
     /// Exact attention over the originals, for as many query tokens as the plan says: what a prompt wants,
@@ -143,13 +167,14 @@ impl<E: CacheElement> TieredCache<E> {
             ("head_dim", problem.head_dim, self.shape.head_dim),
             ("number of blocks a sequence", problem.max_blocks(), self.shape.max_blocks),
         ])?;
-        let (row, rows, of_each) = (row as usize, problem.sequences as usize, self.shape.max_blocks as usize);
+        let (row, rows) = (row as usize, problem.sequences as usize);
+        let (table, lengths) = self.table_of(row..row + rows)?;
         Ok(dense::Handles {
             queries,
             keys: self.keys.global(),
             values: self.values.global(),
-            table: self.table.global_range(row * of_each..(row + rows) * of_each)?,
-            lengths: self.lengths.global_range(row..row + rows)?,
+            table,
+            lengths,
             wanted: None,
             near: false,
             output,

@@ -8,6 +8,7 @@ mod ranking;
 mod ranks;
 pub(super) mod scheme;
 mod staging;
+mod tiles;
 
 use super::{Bounds, FoldHandles, GatherElement, Handles, List, Plan, Ranking, Ranks, Score, Support};
 use crate::attention::inputs::{Batch, Input, in_chunks};
