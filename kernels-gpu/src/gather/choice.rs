@@ -82,7 +82,8 @@ pub struct SelectShape {
     pub group: u32,
     /// Lists of a KV head.
     pub lists: u32,
-    /// What blocks are scored by: [`BY_BOUNDS`], [`BY_CODES`] or [`BY_MEANS`].
+    /// What blocks are scored by: [`BY_BOUNDS`](super::BY_BOUNDS), [`BY_CODES`](super::BY_CODES) or
+    /// [`BY_MEANS`](super::BY_MEANS).
     pub summary: u32,
     /// KV heads.
     pub kv_heads: u32,
