@@ -194,6 +194,16 @@ impl CertifiedCache {
             + geometry.token_bytes() * (tokens % block) as u64
     }
 
+    /// Bytes that the device must hold for all that sequences may have, in the compact layout.
+    ///
+    /// # Errors
+    /// Heads that there is no kernel for.
+    pub(crate) fn needed(geometry: Geometry, problem: StepProblem) -> Result<u64> {
+        let heads = certified::Geometry::new(problem.kv_heads, problem.head_dim)?;
+        let blocks = problem.sequences * problem.max_tokens.div_ceil(BLOCK_TOKENS);
+        Ok(quantized_bytes(heads, geometry.layers, blocks as usize))
+    }
+
     /// What is known of its sequences.
     pub(crate) fn sequences(&self) -> &Sequences {
         &self.sequences

@@ -86,6 +86,9 @@ pub enum Error {
         /// The option, or the preset.
         option: &'static str,
     },
+    /// A preset with layers that attend to everything.
+    #[error("gather:quest attends to everything in two layers, and tiles=int8-int4 in none; add dense=0")]
+    TilesDense,
     /// A list that thread blocks that rank for themselves have no room for.
     #[error(
         "a list of {k} distant blocks is too long for ranks=each, which takes up to {MOST_LISTED}; leave \
@@ -213,6 +216,7 @@ impl From<Error> for kv::Error {
             | Error::Ranking { .. }
             | Error::Ranks { .. }
             | Error::Tiles { .. }
+            | Error::TilesDense
             | Error::LongList { .. }
             | Error::WideCodes { .. }
             | Error::HeadDim { .. }

@@ -149,7 +149,7 @@ pub static SYSTEM: System = System {
             OptionSpec {
                 name: tiles::OPTION,
                 about: "what steps read of a block, its originals or codes of 8-bit keys and 4-bit values, as int8-int4 \
-                        has them; not with :certified, staging, score=mean, list, ranks=each, dense, audit",
+                        has them; not with :certified, staging, score, list, ranks, dense, audit",
                 kind: Kind::Word(&["f16", tiles::CODES]),
             },
             OptionSpec {

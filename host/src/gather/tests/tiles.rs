@@ -29,14 +29,15 @@ fn what_there_is_for_originals_alone_is_refused() {
         assert!(refused(&format!("gather/tiles=int8-int4/{option}")).contains(&expected), "{option}");
     }
     assert!(refused("gather:certified/tiles=int8-int4").contains(":certified does not go with tiles"));
-    assert!(refused("gather:quest/tiles=int8-int4").contains("dense does not go with tiles"));
+    assert!(refused("gather:quest/tiles=int8-int4").contains("add dense=0"));
+    assert!(refused("gather/tiles=int8-int4/skip=0.1").contains("gather:certified"));
     assert!("gather:quest/tiles=int8-int4/dense=0".parse::<Selection>().is_ok());
     assert!(refused("gather/tiles=int8").contains("tiles is one of f16, int8-int4"));
     let bytes = |text: &str| {
         let selection: Selection = text.parse().expect("a selection");
         (selection.scheme().step_bytes)(&selection, 128, 100_000)
     };
-    // Tiles of 200 bytes a token, by 16 times as many: of what is kept, originals have 512.
+    // Of a token that is kept originals have 512 bytes, and a tile 256.
     let kept = f64::from(Support::ASSURED.kept(100_000));
     let tile = bytes("int8-int4") / 100_000.0;
     assert_eq!(bytes("gather") - bytes("gather/tiles=int8-int4"), kept * (512.0 - tile));
@@ -116,7 +117,7 @@ fn a_step_is_that_of_the_chosen_tokens_alone() {
     for _ in 0..40 {
         let found = text.add(&mut tiled, &[token]);
         token += 1;
-        let chosen = tiled.plan().select().chosen();
+        let chosen = tiled.choice(0).0.select().chosen();
         let count = chosen.counts.to_vec().expect("read")[0] as usize;
         let list = chosen.list.to_vec().expect("read")[..count].to_vec();
         assert_eq!(count, most, "something is left out");
@@ -127,10 +128,83 @@ fn a_step_is_that_of_the_chosen_tokens_alone() {
         let (last, before) = kept.split_last().expect("tokens");
         text.add(&mut alone, before);
         assert!(text.add(&mut alone, &[*last]) == found, "{token} tokens, blocks {list:?}");
-        lists.push(list);
+        lists.push(list[1..3].to_vec());
     }
     lists.dedup();
     assert!(lists.len() > 2, "queries choose: {lists:?}");
+}
+
+/// Bounds and lists of several KV heads are those of the same keys in a pool, by prompts that begin in the
+/// middle of a block and by steps.
+#[test]
+fn blocks_are_chosen_by_the_original_keys() {
+    let device = device();
+    let stream = Stream::new(&device).expect("a stream");
+    let geometry = Geometry { layers: 1, ..GEOMETRY };
+    for (text, kernels) in
+        [(NARROW, false), (NARROW, true), ("gather/tiles=int8-int4/k=1/local=1/block=32/bounds=16", false)]
+    {
+        let selection: Selection = text.parse().expect("a selection");
+        let support = Support::of(&selection);
+        let mut tiled = cache(geometry, 160.into(), text, kernels);
+        let problem = tiled.choice(0).0.select().problem();
+        let score = Ranking::fitting::<f16>(&selection, problem).score;
+        let mut bounds = Bounds::<f16>::scored(&device, problem, support, score).expect("bounds");
+        let ranking = Ranking { score, list: List::KvHead };
+        let mut plan = Plan::<f16>::ranked(&device, problem, support, ranking).expect("a plan");
+        let table = Buffer::from_slice(&device, &(0..10).collect::<Vec<u32>>()).expect("a table");
+        let number =
+            |kind: u64, i: usize| f16::from_f32(crate::attention::dense::sample::normal(7 + kind, i as u64));
+        // Keys as a pool has them, [blocks, kv_heads, 16, head_dim].
+        let (heads, dim) = (geometry.kv_heads, geometry.head_dim);
+        let mut keys = vec![f16::ZERO; 160 * heads * dim];
+        for (token, head, channel) in
+            (0..160).flat_map(|t| (0..heads).flat_map(move |h| (0..dim).map(move |c| (t, h, c))))
+        {
+            let to = ((token / 16 * heads + head) * 16 + token % 16) * dim + channel;
+            keys[to] = number(1, (token * heads + head) * dim + channel);
+        }
+        let keys = Buffer::from_slice(&device, &keys).expect("keys");
+        let mut length = 0;
+        for tokens in [41, 1, 1, 30, 1, 1, 45, 1, 1, 1] {
+            let chunk = if tokens > 1 { Chunk::Prompt { sequence: 0, tokens } } else { Chunk::Step };
+            append(&mut tiled, chunk, &[(7, length)], tokens);
+            let first = Buffer::from_slice(&device, &[length as u32]).expect("a position");
+            length += tokens;
+            let lengths = Buffer::from_slice(&device, &[length as u32]).expect("a length");
+            let (table, lengths) = (table.global(), lengths.global());
+            let handles = FoldHandles { keys: keys.global(), table, positions: first.global(), lengths };
+            // SAFETY: memory of the CPU, of these lengths.
+            unsafe { bounds.fold_on(&stream, (0, tokens as u32), true, handles) }.expect("folded");
+            let (found, of_cache) = tiled.choice(0);
+            assert_eq!(of_cache.words().to_vec().expect("read"), bounds.words().to_vec().expect("read"));
+            if tokens > 1 {
+                continue;
+            }
+            let width = geometry.query_width();
+            let queries: Vec<f16> = ((length - 1) * width..length * width).map(|i| number(3, i)).collect();
+            let queries = Buffer::from_slice(&device, &queries).expect("queries");
+            let mut output = Buffer::<f32>::zeroed(&device, width).expect("an output");
+            let mut lse = Buffer::<f32>::zeroed(&device, geometry.q_heads).expect("log-sums");
+            let handles = Handles {
+                queries: queries.global(),
+                keys: keys.global(),
+                values: keys.global(),
+                bounds: bounds.words().global(),
+                table,
+                lengths,
+                output: output.global_mut(),
+                lse: lse.global_mut(),
+            };
+            // SAFETY: as above.
+            unsafe { plan.select_on(&stream, true, &handles) }.expect("chosen");
+            let [found, expected] = [found.select(), &plan].map(|plan| {
+                let chosen = plan.chosen();
+                (chosen.list.to_vec().expect("read"), chosen.kept.to_vec().expect("read"))
+            });
+            assert_eq!(found, expected, "{text}, {length} tokens");
+        }
+    }
 }
 
 /// Sequences of different lengths, of which one is a fork of another and one begins later: each as if it were

@@ -4,7 +4,9 @@ use super::super::{Bounds, FoldHandles, Ranking, Support};
 use super::TiledPlan;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::certified::{CertifiedCache, Policy};
-use crate::kv::{Attending, Chunk, Held, KvCache, New, Opening, Restored, Result, StepReport};
+use crate::kv::{
+    Attending, Chunk, Error, Held, KvCache, New, Opening, Restored, Result, Sequences, StepReport,
+};
 use crate::{Buffer, Stream};
 use half::f16;
 
@@ -28,13 +30,17 @@ impl TiledCache {
     /// An empty cache.
     ///
     /// # Errors
-    /// As [`CertifiedCache::new`] and [`TiledPlan::new`].
+    /// [`Error::Memory`] if the device can never hold it; as [`CertifiedCache::new`] and [`TiledPlan::new`].
     pub fn new(opening: &Opening<'_>, support: Support) -> Result<Self> {
         let Opening { device, geometry, capacity, .. } = *opening;
-        let stored = CertifiedCache::new(device, geometry, capacity, Policy::BARE)?;
-        let problem = StepProblem::from(stored.sequences().step_problem());
+        let problem = StepProblem::from(Sequences::new(device, geometry, capacity).step_problem().checked()?);
         let score = Ranking::fitting::<f16>(opening.selection, problem).score;
+        // Before anything large: it refuses what it cannot do.
         let plan = TiledPlan::new(device, problem, support, score)?;
+        let bounds = Bounds::<f16>::scored(device, problem, support, score)?.words().bytes() as u64;
+        let bytes = CertifiedCache::needed(geometry, problem)?;
+        Error::if_too_large(device, capacity, bytes.saturating_add(bounds * geometry.layers as u64))?;
+        let stored = CertifiedCache::new(device, geometry, capacity, Policy::BARE)?;
         let bounds = (0..geometry.layers).map(|_| Ok(Bounds::scored(device, problem, support, score)?));
         let bounds = bounds.collect::<Result<_>>()?;
         let max_blocks = problem.max_tokens.div_ceil(BLOCK_TOKENS);
@@ -56,10 +62,10 @@ impl TiledCache {
         self
     }
 
-    /// Of the last step.
+    /// The plan, and a layer's bounds.
     #[cfg(test)]
-    pub(in crate::gather) fn plan(&self) -> &TiledPlan<f16> {
-        &self.plan
+    pub(in crate::gather) fn choice(&self, layer: usize) -> (&TiledPlan<f16>, &Bounds<f16>) {
+        (&self.plan, &self.bounds[layer])
     }
 
     /// Takes a chunk's keys, which the cache has, into a layer's bounds.

@@ -33,21 +33,23 @@ pub(super) fn asked(selection: &Selection) -> bool {
 /// Whether a selection asks for codes with nothing that there is for originals alone.
 ///
 /// # Errors
-/// [`Error::Tiles`].
+/// [`Error::Tiles`], [`Error::TilesDense`].
 pub(super) fn check(selection: &Selection) -> Result<()> {
     if !asked(selection) {
         return Ok(());
     }
-    let given = ["staging", "audit", "score", "list", "ranks", "skip", "sketch"]
+    let dense = Support::exact_layers(selection) > 0;
+    let given = ["staging", "audit", "score", "list", "ranks", "dense"]
         .into_iter()
+        .filter(|option| *option != "dense" || dense)
         .find(|option| selection.value(option).is_some());
-    let option = match given {
-        _ if is_certified(selection) => ":certified",
-        Some(option) => option,
-        None if Support::exact_layers(selection) > 0 => "dense",
-        None => return Ok(()),
-    };
-    Err(Error::Tiles { option })
+    match given {
+        _ if is_certified(selection) => Err(Error::Tiles { option: ":certified" }),
+        Some(option) => Err(Error::Tiles { option }),
+        // Of a preset.
+        None if dense => Err(Error::TilesDense),
+        None => Ok(()),
+    }
 }
 
 /// Bytes that a step reads of a KV head.

@@ -3,14 +3,14 @@
 use super::super::workload::{bounds_of, heads};
 use super::super::{Bounds, Ranking, Support};
 use super::{TiledElement, TiledPlan};
-use crate::Stream;
 use crate::attention::StepProblem;
 use crate::attention::dense::Attended;
 use crate::certified::workload::{Quantized, quantize};
 use crate::certified::{Certificate, Geometry, Layout, Near, Policy, StepHandles, TileLayout};
 use crate::kv::workload::{AnyInput, Data, Fact, Input, Memory, Opening, Outcome, Promise, Workload};
 use crate::kv::{Result, Selection};
-use kernels_gpu::attention::BLOCK_TOKENS;
+use crate::{Buffer, Stream};
+use kernels_gpu::attention::{BLOCK_TOKENS, ROWS};
 use std::sync::Arc;
 
 struct Tiled<E: TiledElement> {
@@ -61,15 +61,19 @@ impl<E: TiledElement> Tiled<E> {
         let slices = self.input.on_slices(stream);
         let handles = self.handles(0);
         let bounds = self.bounds[0].words().global();
-        let expected = self.out.output.to_vec()?;
-        let out = (self.out.output.global_mut(), self.out.lse.global_mut());
-        // SAFETY: as in `enqueue`; it ends before the plan goes.
+        let mut own = self.input.unwritten(stream)?;
+        let out = (own.output.global_mut(), own.lse.global_mut());
+        // SAFETY: as in `enqueue`; it ends before the plan and what it writes go.
         unsafe { judged.run(stream, slices, (bounds, &handles), out, usize::MAX) }?;
         stream.synchronize()?;
         self.certificates = judged.certificates().to_vec()?;
-        let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-        if bits(self.out.output.to_vec()?) != bits(expected) {
-            return Err(crate::kv::Error::system(OtherOutputs));
+        let bits = |buffer: &Buffer<f32>| -> Result<Vec<u32>> {
+            Ok(buffer.to_vec()?.into_iter().map(f32::to_bits).collect())
+        };
+        for (bare, certified) in [(&self.out.output, &own.output), (&self.out.lse, &own.lse)] {
+            if bits(bare)? != bits(certified)? {
+                return Err(crate::kv::Error::system(OtherOutputs));
+            }
         }
         Ok(())
     }
@@ -95,7 +99,9 @@ impl<E: TiledElement> Tiled<E> {
         let kv_heads = u64::from(self.input.problem.kv_heads);
         let of = |length: u32| {
             let kept = support.kept(length);
-            let tiles = u64::from(kept / BLOCK_TOKENS) * kv_heads * u64::from(self.layout.bytes);
+            // Each group of eight query heads reads them.
+            let groups = u64::from(self.input.problem.group().div_ceil(ROWS));
+            let tiles = u64::from(kept / BLOCK_TOKENS) * kv_heads * groups * u64::from(self.layout.bytes);
             let bounds = self.bounds[0].bytes_of(support.extent(length).ranked_blocks());
             [bounds, tiles + u64::from(kept % BLOCK_TOKENS) * self.input.token_bytes()]
         };
