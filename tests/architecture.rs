@@ -18,7 +18,16 @@ const ABOVE: &[&str] = &["model", "eval"];
 
 /// What breaks a rule today: the file and what it names. A row that is not needed any more fails the test,
 /// too.
-const ALLOWED: &[(&str, &str)] = &[];
+///
+/// `gather` over codes is two systems put together: what one chooses, the other's pass attends to. That is in
+/// one folder, `gather/tiles`, and a test of it.
+const ALLOWED: &[(&str, &str)] = &[
+    ("host/src/gather/tests/tiles.rs", "certified"),
+    ("host/src/gather/tiles/cache.rs", "certified"),
+    ("host/src/gather/tiles/mod.rs", "certified"),
+    ("host/src/gather/tiles/plan.rs", "certified"),
+    ("host/src/gather/tiles/workload.rs", "certified"),
+];
 
 #[test]
 fn systems_do_not_name_one_another() {
