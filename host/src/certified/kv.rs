@@ -204,6 +204,11 @@ impl CertifiedCache {
         Ok(quantized_bytes(heads, geometry.layers, blocks as usize))
     }
 
+    /// The last chunk that was committed.
+    pub(crate) fn last(&self) -> Option<Chunk> {
+        self.last
+    }
+
     /// What is known of its sequences.
     pub(crate) fn sequences(&self) -> &Sequences {
         &self.sequences

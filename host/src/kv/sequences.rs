@@ -140,11 +140,6 @@ impl Sequences {
         self.chunk = Some(chunk);
     }
 
-    /// What was begun.
-    pub fn chunk(&self) -> Option<Chunk> {
-        self.chunk
-    }
-
     /// The chunk that was begun, if it and the layer are there.
     pub fn begun(&self, layer: usize) -> Result<Chunk> {
         let Some(chunk) = self.chunk else {

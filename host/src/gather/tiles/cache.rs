@@ -23,7 +23,6 @@ pub struct TiledCache {
     lse: Buffer<f32>,
     /// A block table in which all of a sequence is its fresh block, where a step finds its new token.
     fresh: Buffer<u32>,
-    last: Option<Chunk>,
 }
 
 impl TiledCache {
@@ -37,12 +36,12 @@ impl TiledCache {
         let score = Ranking::fitting::<f16>(opening.selection, problem).score;
         // Before anything large: it refuses what it cannot do.
         let plan = TiledPlan::new(device, problem, support, score)?;
-        let bounds = Bounds::<f16>::scored(device, problem, support, score)?.words().bytes() as u64;
-        let bytes = CertifiedCache::needed(geometry, problem)?;
-        Error::if_too_large(device, capacity, bytes.saturating_add(bounds * geometry.layers as u64))?;
-        let stored = CertifiedCache::new(device, geometry, capacity, Policy::BARE)?;
         let bounds = (0..geometry.layers).map(|_| Ok(Bounds::scored(device, problem, support, score)?));
-        let bounds = bounds.collect::<Result<_>>()?;
+        let bounds: Vec<Bounds<f16>> = bounds.collect::<Result<_>>()?;
+        let beside: u64 = bounds.iter().map(|bounds| bounds.words().bytes() as u64).sum();
+        let bytes = CertifiedCache::needed(geometry, problem)?.saturating_add(beside);
+        Error::if_too_large(device, capacity, bytes)?;
+        let stored = CertifiedCache::new(device, geometry, capacity, Policy::BARE)?;
         let max_blocks = problem.max_tokens.div_ceil(BLOCK_TOKENS);
         let fresh: Vec<u32> =
             (0..problem.sequences).flat_map(|row| std::iter::repeat_n(row, max_blocks as usize)).collect();
@@ -52,7 +51,6 @@ impl TiledCache {
             stored,
             plan,
             bounds,
-            last: None,
         })
     }
 
@@ -121,7 +119,7 @@ unsafe impl KvCache for TiledCache {
     }
 
     fn report(&self) -> Result<StepReport> {
-        if self.last != Some(Chunk::Step) {
+        if self.stored.last() != Some(Chunk::Step) {
             return Ok(StepReport::default());
         }
         let held = self.held();
@@ -191,7 +189,6 @@ unsafe impl KvCache for TiledCache {
     }
 
     fn commit(&mut self) {
-        self.last = self.stored.sequences().chunk();
         self.stored.commit();
     }
 }
