@@ -659,6 +659,7 @@ TABLES = {
     "attention-h200": attention_h200,
     "gather-h100": gather,
     "ranking-h100": by_stage,
+    "tiles-h100": by_scheme,
     "sketch-h100": by_scheme,
     "sketch-narrow-h100": by_scheme,
     "codes-h100": by_scheme,

@@ -60,8 +60,8 @@ class Numpy:
         return value.astype(numpy.float64)
 
     def bits(self, value):
-        """The bytes."""
-        return value.tobytes()
+        """The bytes, of a tensor of PyTorch too: results for what was handed over go there where it was imported."""
+        return numpy.asarray(value).tobytes()
 
     xp = numpy
 

@@ -185,23 +185,26 @@ impl<E: Half> Scoring<E> {
         let (lane, group) = (self.lane, self.row.shape.group);
         let first_word = self.row.first_word(0, summary_words(BY, D as u32));
         let (first_key, first_maximum) = (self.row.first_key(), self.row.first_maximum());
-        let from = |tile: u32| first_word + tile as usize * summary_words(BY, D as u32) as usize;
+        let words = summary_words(BY, D as u32) as usize;
+        let mut from = first_word + tile as usize * words;
         // Ahead of the queries, which they do not depend on.
         let mut bounds = TileBounds::NONE;
         if AHEAD && tile < end {
-            bounds = TileBounds::load::<D, BY>(self.bounds, from(tile), lane);
+            bounds = TileBounds::load::<D, BY>(self.bounds, from, lane);
         }
         let operands =
             Operands::<R>::load::<E, D, BY>(self.queries, (self.row.number * group) as usize, group, lane);
         while tile < end {
             if !AHEAD {
-                bounds = TileBounds::load::<D, BY>(self.bounds, from(tile), lane);
+                bounds = TileBounds::load::<D, BY>(self.bounds, from, lane);
             }
             let scored = operands.scores::<E, D, BY>(&bounds);
             let scales = bounds.scales;
+            // Ahead of the condition: behind it the compiler has the loads wait for the products above.
+            from += WARPS as usize * words;
             // The next ones are on their way while these are put together.
             if AHEAD && tile + WARPS < end {
-                bounds = TileBounds::load::<D, BY>(self.bounds, from(tile + WARPS), lane);
+                bounds = TileBounds::load::<D, BY>(self.bounds, from, lane);
             }
             // Held over the products it takes a register that `score` lacks on some GPUs.
             let lane = if AHEAD { lane } else { warp::lane_id() };
