@@ -402,8 +402,13 @@ unsafe impl KvCache for CertifiedCache {
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let chunk = self.sequences.begun(layer)?;
-        let new = new.rotated(stream, self.sequences.geometry, self.sequences.rows(chunk))?;
         let layer = &mut self.layers[layer];
+        let new = match new {
+            New::Raw(raw) if chunk == Chunk::Step && layer.cache.turns(stream) => {
+                return layer.cache.turn_and_append(stream, self.sequences.geometry, raw);
+            }
+            new => new.rotated(stream, self.sequences.geometry, self.sequences.rows(chunk))?,
+        };
         // Either knows where the sequences end.
         Ok(match chunk {
             Chunk::Step => layer.cache.append(stream, new.keys, new.values),

@@ -11,6 +11,7 @@
 //! | [`fn@attend`] | attention over all tiles, masses and error bounds of blocks | eight warps a split |
 //! | [`fn@carry`] | all of a step in one pass, by the list of an earlier one | eight warps a split |
 //! | [`fn@append`], [`fn@prefill`] | tokens to originals and fresh blocks | 256 threads a token |
+//! | [`fn@turn_append`] | a token from a product's output: turned, stored, a full block quantized | D threads a KV head |
 //! | [`fn@weigh`] | what each query row wants from the originals | a thread for one or two blocks |
 //! | [`fn@mark`] | the lists of these, and which of them come into the scratch | a warp for 32 blocks |
 //! | [`fn@replace`] | promoted blocks' shares replaced; output and certificate | a warp a listed block |
@@ -40,6 +41,7 @@ pub mod settling;
 pub mod sums;
 pub mod tile;
 pub mod tokens;
+mod turning;
 pub mod weighing;
 mod write;
 
@@ -56,6 +58,9 @@ pub use ranking::{rank, rank_layout};
 pub use settling::settle;
 pub use sums::{RowSums, Taken};
 pub use tokens::{CacheShape, Piece, Refusals, append, inspect, prefill};
+pub use turning::turn_append;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use turning::turn_launch;
 pub use weighing::{RowChoice, Weighed, weigh};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use write::launch as write_launch;
@@ -77,6 +82,7 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         append::INSTANCES,
         prefill::INSTANCES,
         inspect::INSTANCES,
+        turn_append::INSTANCES,
     ]
     .into_iter()
     .flatten()

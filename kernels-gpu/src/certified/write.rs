@@ -34,7 +34,7 @@ use simt::{Global, GlobalMut, Shared, SharedPlan, convert, kernel, math, thread,
 #[derive(Clone, Copy, Debug)]
 pub struct WriteLayout {
     /// The tile, as it is going to be stored.
-    tile: Shared<u8>,
+    pub(super) tile: Shared<u8>,
     /// 1/σ, \[D\].
     reciprocals: Shared<f32>,
     /// Sums of squares of 32 channels, `[D / 32][16 tokens]`: key errors, value errors, values, and half the
@@ -104,22 +104,61 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
         return;
     }
     let layout = TileLayout::new(D, M::LAYOUT);
-    let shared = write_layout(layout);
     let start = layout.originals(source, kv_heads, head);
-    let t = thread::thread_idx_x();
+    let from = vector_places::<D>(start, thread::thread_idx_x());
+    let vectors = [
+        keys.load_vector_streaming::<UVec4>(from[0]),
+        keys.load_vector_streaming::<UVec4>(from[1]),
+        values.load_vector_streaming::<UVec4>(from[2]),
+        values.load_vector_streaming::<UVec4>(from[3]),
+    ];
+    let to = Destination { block: destination, kv_heads, head, tiles, annotations, problems };
+    quantize::<T, D, M>(vectors, (keys, values, start), to, Chances::new(by_chance, seed, index, head));
+}
 
-    let (lane, own_warp) = (t % 32, t / 32);
+/// Where a block's tile and annotation of a KV head go.
+#[derive(Clone, Copy)]
+pub(super) struct Destination {
+    /// The block of the quantized pool.
+    pub block: u32,
+    /// KV heads of the pool.
+    pub kv_heads: u32,
+    /// Which of them.
+    pub head: u32,
+    /// As those of [`quantize_block`](fn@quantize_block), and so are the next two.
+    pub tiles: GlobalMut<u8>,
+    /// Annotations.
+    pub annotations: GlobalMut<f32>,
+    /// What cannot be quantized.
+    pub problems: GlobalMut<u64>,
+}
+
+/// The elements from which thread `t` has two vectors of keys and two of values, of a block whose first is
+/// `start`.
+#[inline(always)]
+pub(super) fn vector_places<const D: u32>(start: usize, t: u32) -> [usize; 4] {
     let (token, channel) = key_place(t);
     let key_at = |half: u32| start + ((token + 8 * half) * D + channel) as usize;
     // Values: thread t has vectors t and t + D of the 2·D that the block is.
     let value_at = |half: u32| start + ((t + half * D) * 8) as usize;
-    let vectors = [
-        keys.load_vector_streaming::<UVec4>(key_at(0)),
-        keys.load_vector_streaming::<UVec4>(key_at(1)),
-        values.load_vector_streaming::<UVec4>(value_at(0)),
-        values.load_vector_streaming::<UVec4>(value_at(1)),
-    ];
-    let chances = Chances { taken: by_chance != 0, key: chance_key(seed, index, head) };
+    [key_at(0), key_at(1), value_at(0), value_at(1)]
+}
+
+/// Quantizes a block of a KV head, of which each of the D threads has the `vectors` that [`vector_places`]
+/// says. The originals, and their first element, are looked at again only where something cannot be
+/// quantized. Shared: [`write_layout`].
+#[inline(always)]
+pub(super) fn quantize<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
+    vectors: [UVec4; 4],
+    (keys, values, start): (Global<T>, Global<T>, usize),
+    to: Destination,
+    chances: Chances,
+) {
+    let Destination { block: destination, kv_heads, head, tiles, annotations, problems } = to;
+    let layout = TileLayout::new(D, M::LAYOUT);
+    let shared = write_layout(layout);
+    let t = thread::thread_idx_x();
+    let (lane, own_warp) = (t % 32, t / 32);
     write_keys::<M, D>([widen::<T>(vectors[0]), widen::<T>(vectors[1])], t, chances);
     unroll!(for half in 0..2 {
         let first = (t + half as u32 * D) * 8;
@@ -179,11 +218,20 @@ pub fn quantize_block<T: Element<Four = UVec2>, const D: u32, M: KeyMetadata>(
 
 /// How the block is rounded.
 #[derive(Clone, Copy)]
-struct Chances {
+pub(super) struct Chances {
     /// By chance, not to the nearest.
     taken: bool,
     /// Of the block and KV head.
     key: u32,
+}
+
+impl Chances {
+    /// Those of block `index` of a sequence, by
+    /// [`Rounding::words`](super::layout::Rounding::words).
+    #[inline(always)]
+    pub fn new(by_chance: u32, seed: u32, index: u32, head: u32) -> Self {
+        Chances { taken: by_chance != 0, key: chance_key(seed, index, head) }
+    }
 }
 
 /// Keys: lane 4p + i of warp w has channels 32w + 8i … + 7 of tokens p and p + 8. Token p, and the first of

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use kernels_gpu::certified::{Certificate, mark, weigh};
 
 /// How codes are rounded.
-const CHANCE: Rounding = Rounding::Stochastic { seed: 2 };
+pub(super) const CHANCE: Rounding = Rounding::Stochastic { seed: 2 };
 
 /// About N(0, 1), with a few channels that stand out; the same on every machine.
 pub fn tokens<E: CacheElement>(geometry: Geometry, count: usize, seed: u64) -> Vec<E> {
@@ -60,6 +60,7 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
             add_steps::<bf16>(&mut cases, head_dim, what);
         }
     }
+    cases.extend(super::turn_cases::cases(coverage));
     cases
 }
 
@@ -217,7 +218,7 @@ fn steps<E: CacheElement + OutputElement>(
 
 /// Everything that the device has of a cache and is defined: of the pools the full blocks of live sequences,
 /// and no more is downloaded, so that a tool that looks for reads of what nobody wrote finds none.
-fn contents<E: CacheElement + OutputElement>(
+pub(super) fn contents<E: CacheElement + OutputElement>(
     cache: &TieredCache<E>,
     stream: &Stream,
 ) -> Result<Vec<OutputBuffer>> {
@@ -249,7 +250,7 @@ fn contents<E: CacheElement + OutputElement>(
 }
 
 /// Where something was refused, in numbers.
-fn verdict(result: Result<()>) -> u32 {
+pub(super) fn verdict(result: Result<()>) -> u32 {
     match result {
         Err(super::super::Error::Cache(CacheError::Refused { at, stopped, .. })) => {
             let kind = (at.what == "value") as u32;

@@ -22,6 +22,10 @@
 //! What the host keeps beside it is exact as long as it has seen every append, and asked anew where it has
 //! not.
 //!
+//! # From a product
+//! A model's step gives queries, keys and values as one product leaves them: `turning` takes them from there
+//! to the fresh block, and to a tile if it is full, in one launch in place of three.
+//!
 //! # On the CPU
 //! Calls that are not captured do their work on slices, with the kernels' bits in all that is listed above.
 //! Captured ones, and all of a cache [`with_kernels`](TieredCache::with_kernels), are launches under the
@@ -38,6 +42,8 @@ mod extents;
 mod sequences;
 mod slices;
 mod tokens;
+mod turn_cases;
+mod turning;
 
 use super::{Annotation, BLOCK_TOKENS, CertifiedElement, Geometry, Result, Scratch, StepElement, Traffic};
 use crate::{Buffer, Device, Pinned, Stream};

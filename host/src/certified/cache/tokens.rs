@@ -32,20 +32,7 @@ impl<E: CacheElement> TieredCache<E> {
                 return Err(CacheError::Length { what, got: buffer.len(), expected }.into());
             }
         }
-        if stream.is_capturing() {
-            let full = self.book.active().find(|row| self.book.row(*row).length >= self.book.room(*row));
-            if let Some(sequence) = full {
-                return Err(CacheError::NotReserved { sequence }.into());
-            }
-            self.captured = true;
-        } else {
-            if self.captured || self.book.active().any(|row| self.book.row(row).length >= self.book.room(row))
-            {
-                self.refresh(stream)?;
-            }
-            let growth = self.book.growth(self.book.active().map(|row| (row, 1)))?;
-            self.grow(stream, &growth)?;
-        }
+        self.make_room(stream)?;
         if self.on_slices(stream) {
             // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
             // returns.
@@ -80,8 +67,27 @@ impl<E: CacheElement> TieredCache<E> {
         Ok(())
     }
 
+    /// Room for one token more of every sequence that is not paused: reserved where the stream captures.
+    pub(super) fn make_room(&mut self, stream: &Stream) -> Result<()> {
+        if stream.is_capturing() {
+            let full = self.book.active().find(|row| self.book.row(*row).length >= self.book.room(*row));
+            if let Some(sequence) = full {
+                return Err(CacheError::NotReserved { sequence }.into());
+            }
+            self.captured = true;
+        } else {
+            if self.captured || self.book.active().any(|row| self.book.row(row).length >= self.book.room(row))
+            {
+                self.refresh(stream)?;
+            }
+            let growth = self.book.growth(self.book.active().map(|row| (row, 1)))?;
+            self.grow(stream, &growth)?;
+        }
+        Ok(())
+    }
+
     /// The book's lengths after an append.
-    fn count_appended(&mut self) {
+    pub(super) fn count_appended(&mut self) {
         let active: Vec<u32> = self.book.active().collect();
         active.into_iter().for_each(|row| self.book.row_mut(row).length += 1);
     }
@@ -91,21 +97,13 @@ impl<E: CacheElement> TieredCache<E> {
         let geometry = self.geometry();
         let refuse = || CacheError::Extents { extents: self.extents, problem: "too many jobs".to_string() };
         let launch = write_launch(geometry.layout(), geometry.kv_heads(), jobs).ok_or_else(refuse)?;
-        let fresh = self.scratch.fresh as usize * geometry.layout().elements() as usize;
-        let [keys, values] = [0, 1].map(|kind| self.fresh_elements(kind, 0));
-        let keys = self.near.global_range(keys..keys + fresh)?;
-        let values = self.near.global_range(values..values + fresh)?;
-        let (tiles, annotations) = (self.tiles.global_mut(), self.annotations.global_mut());
-        // SAFETY: the same memory in smaller elements.
-        let tiles: GlobalMut<u8> = unsafe { GlobalMut::from_raw(tiles.address(), tiles.len() * 4) };
-        // SAFETY: an annotation is so many words.
-        let annotations: GlobalMut<f32> =
-            unsafe { GlobalMut::from_raw(annotations.address(), annotations.len() * Annotation::WORDS) };
+        let (keys, values) = self.fresh()?;
+        let (tiles, annotations) = self.quantized_mut();
         let [by_chance, seed] = geometry.rounding().words();
         let arguments = quantize_block::Args {
             jobs: self.jobs.global(),
-            keys,
-            values,
+            keys: keys.as_const(),
+            values: values.as_const(),
             tiles,
             annotations,
             problems: self.problems.global_mut(),
@@ -117,6 +115,26 @@ impl<E: CacheElement> TieredCache<E> {
         // of which one sequence fills.
         unsafe { stream.launch(&E::quantize_block(geometry), launch, arguments)? };
         Ok(())
+    }
+
+    /// The fresh blocks' keys and values.
+    pub(super) fn fresh(&mut self) -> Result<(GlobalMut<E>, GlobalMut<E>)> {
+        let elements = self.scratch.fresh as usize * self.geometry().layout().elements() as usize;
+        let [keys, values] = [0, 1].map(|kind| self.fresh_elements(kind, 0));
+        let keys = self.near.global_range_mut(keys..keys + elements)?;
+        Ok((keys, self.near.global_range_mut(values..values + elements)?))
+    }
+
+    /// Tiles and annotations, in the elements that kernels write.
+    pub(super) fn quantized_mut(&mut self) -> (GlobalMut<u8>, GlobalMut<f32>) {
+        let (tiles, annotations) = (self.tiles.global_mut(), self.annotations.global_mut());
+        // SAFETY: the same memory in smaller elements; an annotation is so many words.
+        unsafe {
+            (
+                GlobalMut::from_raw(tiles.address(), tiles.len() * 4),
+                GlobalMut::from_raw(annotations.address(), annotations.len() * Annotation::WORDS),
+            )
+        }
     }
 
     /// Appends many tokens to a sequence: `keys` and `values` are [tokens, kv_heads, head_dim]. Waits for the

@@ -159,10 +159,10 @@ unsafe impl KvCache for TiledCache {
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
         let sequences = self.stored.sequences();
         let chunk = sequences.begun(layer)?;
-        let new = new.rotated(stream, sequences.geometry, sequences.rows(chunk))?;
-        stream.device().check_same(new.positions.device(), "the buffer of positions")?;
-        self.stored.append(stream, layer, New::Rotated(new))?;
-        self.fold(stream, layer, chunk, new.positions)
+        let positions = new.positions();
+        stream.device().check_same(positions.device(), "the buffer of positions")?;
+        self.stored.append(stream, layer, new)?;
+        self.fold(stream, layer, chunk, positions)
     }
 
     fn attend(

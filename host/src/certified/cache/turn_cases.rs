@@ -1,0 +1,171 @@
+//! Cases of the launch that turns, appends and quantizes, for `ferrokv check`; and a test of each beside the
+//! launches that it takes the place of.
+
+use super::super::{Layout, Rounding, STEP_HEAD_DIMS};
+use super::cases::{CHANCE, contents, tokens, verdict};
+use super::turning::turn_append_kernel;
+use super::{Extents, Geometry, TieredCache};
+use crate::attention::dense::sample::normal;
+use crate::attention::rope::{Pairing, frequencies};
+use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
+use crate::kv::{self, PARKED, Raw};
+use crate::{Buffer, Device, Stream};
+use half::f16;
+
+/// Rows of a batch. The last one has no sequence.
+const ROWS: u32 = 4;
+
+/// Steps: the first sequence fills a block in the second, the second one would in the third.
+const STEPS: usize = 4;
+
+/// What is turned and appended.
+#[derive(Clone, Copy, Debug)]
+struct Turned {
+    heads: kv::Geometry,
+    layout: Layout,
+    rounding: Rounding,
+    pairing: Pairing,
+    rotary: u32,
+}
+
+/// Of every instance: both pairings, heads that leave threads over, more KV heads than a thread has at once.
+fn all() -> impl Iterator<Item = Turned> {
+    STEP_HEAD_DIMS.into_iter().flat_map(|head_dim| {
+        let head_dim = head_dim as usize;
+        let heads = |q_heads, kv_heads| kv::Geometry { layers: 1, q_heads, kv_heads, head_dim };
+        let all = head_dim as u32;
+        [
+            (heads(9, 3), Layout::Compact, CHANCE, Pairing::HalfSplit, all),
+            (heads(9, 9), Layout::Compact, Rounding::Nearest, Pairing::Interleaved, all),
+            (heads(2, 1), Layout::Compact, CHANCE, Pairing::HalfSplit, 22),
+            (heads(6, 2), Layout::Paper, Rounding::Nearest, Pairing::Interleaved, 0),
+        ]
+        .map(|(heads, layout, rounding, pairing, rotary)| Turned {
+            heads,
+            layout,
+            rounding,
+            pairing,
+            rotary,
+        })
+    })
+}
+
+/// The cases, which are small enough for any coverage.
+pub(super) fn cases(_: Coverage) -> Vec<Case> {
+    let cases = all().filter_map(|what| {
+        let Turned { heads, layout, pairing, rotary, .. } = what;
+        let kernel = turn_append_kernel(heads.head_dim as u32, layout)?;
+        let label = format!(
+            "heads={}x{} head_dim={} {pairing:?} turn={rotary} fill, refuse{}",
+            heads.q_heads,
+            heads.kv_heads,
+            heads.head_dim,
+            super::super::cases::in_layout(layout)
+        );
+        let run = move |device: &Device| -> Result<_, CaseError> { Ok(turned(device, what, false)?) };
+        Some(Case::new(kernel.info(), label, run).race_checked())
+    });
+    cases.collect()
+}
+
+/// Steps of three sequences, two of which fill a block; tokens that are not taken, and one without room. With `apart` by a launch that turns and those of an append.
+fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBuffer>> {
+    let Turned { heads, layout, rounding, pairing, rotary } = what;
+    let stream = Stream::new(device)?;
+    let geometry = Geometry::new(heads.kv_heads as u32, heads.head_dim as u32)?
+        .with_layout(layout)
+        .with_rounding(rounding);
+    let extents =
+        Extents { geometry, blocks: 16, sequences: ROWS, max_tokens: 40, key_slots: 5, value_slots: 3 };
+    let mut cache = TieredCache::<f16>::new(device, extents)?.with_kernels();
+    let mut names = Vec::new();
+    for (seed, count) in [(1, 14), (2, 29), (3, 31)] {
+        let name = cache.start_sequence()?;
+        let input = |seed| Buffer::from_slice(device, &tokens::<f16>(geometry, count, seed));
+        cache.prefill(&stream, name, &input(seed)?, &input(seed + 10)?)?;
+        names.push(name);
+    }
+    let (query_width, kv_width) = (heads.query_width(), heads.kv_width());
+    let (rows, width) = (ROWS as usize, query_width + 2 * kv_width);
+    // One more than is read: an empty table has no memory to point at.
+    let turns = Buffer::from_slice(device, &frequencies(500_000.0, rotary as usize + 2))?;
+    let mut outputs = Vec::new();
+    let mut refused = Vec::new();
+    for step in 0..STEPS {
+        let mut qkv: Vec<f32> = (0..rows * width).map(|i| normal(40 + step as u64, i as u64) * 3.0).collect();
+        match step {
+            // A value of the last KV head of the second sequence: it does not fill its block.
+            2 => qkv[2 * width - 1] = f32::NEG_INFINITY,
+            // A key that f16 does not hold, in the first KV head of the first.
+            3 => qkv[query_width + 1] = 1.0e6,
+            _ => {}
+        }
+        let lengths = cache.lengths.to_vec()?;
+        if step == 3 {
+            // The third has no room, of which the host knows nothing, as in a captured step.
+            stream.upload(&[lengths[2]], &mut cache.limits, 2)?;
+        }
+        let positions = Buffer::from_slice(device, &[lengths[0], lengths[1], lengths[2], PARKED])?;
+        let qkv = Buffer::from_slice(device, &qkv)?;
+        let mut queries = poisoned::<f16>(&stream, rows * query_width)?;
+        let mut keys = Buffer::<f16>::zeroed(device, rows * kv_width)?;
+        let mut values = Buffer::<f16>::zeroed(device, rows * kv_width)?;
+        let raw = Raw {
+            qkv: &qkv,
+            positions: &positions,
+            frequencies: &turns,
+            pairing,
+            rotary,
+            queries: &mut queries,
+            keys: &mut keys,
+            values: &mut values,
+        };
+        if apart {
+            let new = raw.rotate(&stream, heads, rows)?;
+            cache.append(&stream, new.keys, new.values)?;
+        } else {
+            cache.turn_and_append(&stream, heads, raw)?;
+        }
+        stream.synchronize()?;
+        outputs.push(OutputBuffer::download("queries", &queries)?);
+        if step == 2 {
+            refused.push(verdict(cache.check(&stream)));
+        }
+    }
+    outputs.push(OutputBuffer::download("refusals", &cache.refusals[0])?);
+    outputs.push(OutputBuffer::download("stopped", &cache.limits)?);
+    refused.push(verdict(cache.check(&stream)));
+    outputs.extend(contents(&cache, &stream)?);
+    outputs.push(OutputBuffer::new("refused", refused));
+    for (title, name) in ["first", "second", "third"].into_iter().zip(names) {
+        let [keys, values] = cache.read(&stream, name)?;
+        outputs.push(OutputBuffer::new(title, [keys, values].concat()));
+    }
+    Ok(outputs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels_gpu::certified::Refusals;
+    use simt::emu::EmuOptions;
+
+    /// The bits of the launch that turns, the append and the quantization one after another.
+    #[test]
+    fn a_token_in_one_launch_has_the_bits_of_three() {
+        let device = Device::cpu(EmuOptions::default());
+        for what in all() {
+            let [one, three] = [false, true].map(|apart| turned(&device, what, apart).expect("steps"));
+            assert_eq!(one.len(), three.len());
+            for (one, three) in one.iter().zip(&three) {
+                assert!(one.bytes() == three.bytes(), "{what:?}: {}", one.name());
+            }
+            // It is what it is meant to be: a key and a sequence are refused, and blocks are full.
+            let found = |name| one.iter().find(|output| output.name() == name).expect("an output");
+            let refusals: Refusals = bytemuck::pod_read_unaligned(found("refusals").bytes());
+            assert_ne!(refusals.key_not_finite, u64::MAX, "{what:?}");
+            assert_eq!(refusals.full, 2, "{what:?}");
+            assert!(!found("tiles").is_empty(), "{what:?}");
+        }
+    }
+}
