@@ -15,7 +15,7 @@
 //! # Work split
 //! Grid (parts, kv_heads · row groups, sequences), a warp for every eighth word of 32 places, then for a row.
 
-use super::admit::{Scratch, claim, tally};
+use super::admit::{Scratch, claim, tally, tally_nothing};
 use super::carried::{Promoted, first_recent, mode};
 use super::choice::{BINS, Bins, Choice};
 use super::parts::{PART_BLOCKS, Part};
@@ -133,6 +133,13 @@ pub fn mark(
     mode: u32,
 ) {
     let GridPlace { split: index, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
+    let followed = mode & mode::FOLLOWED != 0;
+    if Promoted::none_again(dense_rows, mode) {
+        if scratch.claims() && launch_row == 0 && index == 0 && thread::thread_idx_x() == 0 {
+            tally_nothing(directory, followed);
+        }
+        return;
+    }
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let length = lengths.load(sequence as usize);
     let blocks = length / BLOCK_TOKENS;
@@ -235,7 +242,7 @@ pub fn mark(
     }
     if scratch.claims() {
         // Two launches of a step with a second pass count what it has used.
-        tally(directory, counts, mode & mode::FOLLOWED != 0, lane);
+        tally(directory, counts, followed, lane);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a step has promoted, what it leaves to the dense rung alone, and what a step does with lists.
 
 use glam::{UVec2, UVec4};
-use simt::{Global, GlobalMut, Pod, Zeroable};
+use simt::{Global, GlobalMut, Pod, Zeroable, thread};
 
 /// What a step has promoted of a row of blocks, and when the list was made that the next one promotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -112,8 +112,29 @@ impl Promoted {
         launch_row: u32,
         mode: u32,
     ) -> bool {
-        mode & mode::AGAIN != 0
-            && (dense_rows.load(launch_row as usize) == 0 || Promoted::exact(rows, launch_row)[1] != 0)
+        if mode & mode::AGAIN == 0 {
+            return false;
+        }
+        // Both at once: which of them says so is only known when both are there.
+        let over = dense_rows.load(launch_row as usize);
+        let [_, exact] = Promoted::exact(rows, launch_row);
+        over == 0 || exact != 0
+    }
+
+    /// Whether a launch with bits of [`mode`] passes over all rows of blocks of its grid, because no head of
+    /// any is left to the dense rung. All threads call it, and all blocks find the same.
+    #[simt::device]
+    pub(in super::super) fn none_again(dense_rows: Global<u32>, mode: u32) -> bool {
+        if mode & mode::AGAIN == 0 {
+            return false;
+        }
+        let rows = thread::grid_dim_y() * thread::grid_dim_z();
+        let (mut any, mut row) = (0, thread::thread_idx_x());
+        while row < rows {
+            any |= dense_rows.load(row as usize);
+            row += thread::block_dim_x();
+        }
+        thread::sync_threads_or(any) == 0
     }
 
     /// Notes what the step has promoted, [what it leaves](Turn::after), and whether it was exact. Behind a
