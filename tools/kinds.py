@@ -199,19 +199,6 @@ def attention_certificates(records):
                   "computed exactly"), rows)
 
 
-def attention_stages(records):
-    rows = []
-    for (_, heads, kv, batch, context), found in shapes(records):
-        if batch != 1 or context not in (65536, 131072):
-            continue
-        stages = {stage["name"]: stage["us"] for stage in found["certified"]["stages"]}
-        launches = (f"{stages[name]:.1f}" for name in ("carry", "dense", "weigh", "mark"))
-        rows.append((f"{heads}/{kv}", tokens(context), *launches,
-                     f"{found['certified']['median_us']:.1f}", f"{found['int8-int4']['median_us']:.1f}"))
-    return table(("heads", "context", "`carry`", "dense rung, no head on it", "`weigh`", "`mark`", "whole step",
-                  "`int8-int4`, whole step"), rows)
-
-
 def attention_h200(records):
     groups = defaultdict(dict)
     contexts = (65536, 131072, 262144)
@@ -654,7 +641,6 @@ TABLES = {
     "int8-cpu": int8_cpu,
     "attention-h100": attention_h100,
     "attention-certificates": attention_certificates,
-    "attention-stages": attention_stages,
     "attention-in-order": attention_in_order,
     "attention-h200": attention_h200,
     "gather-h100": gather,
@@ -682,7 +668,7 @@ TABLES = {
     "model-batches-h100": model_batches,
     "regime-h100": regime,
     "regime-projected-h100": projections,
-    "model-llama-8b": model,
+    "model-llama-8b": model_ends,
     "model-smollm2": model,
     "generate": generate,
     "llama-cpp": llama_cpp,

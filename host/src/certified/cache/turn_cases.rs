@@ -68,7 +68,8 @@ pub(super) fn cases(_: Coverage) -> Vec<Case> {
     cases.collect()
 }
 
-/// Steps of three sequences, two of which fill a block; tokens that are not taken, and one without room. With `apart` by a launch that turns and those of an append.
+/// Steps of three sequences, two of which fill a block; tokens that are not taken, and one without room. With
+/// `apart` by a launch that turns and those of an append.
 fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBuffer>> {
     let Turned { heads, layout, rounding, pairing, rotary } = what;
     let stream = Stream::new(device)?;
