@@ -60,7 +60,7 @@ class Numpy:
         return value.astype(numpy.float64)
 
     def bits(self, value):
-        """The bytes, of a tensor of PyTorch too: results for what was handed over go there where it was imported."""
+        """The bytes; of a tensor of PyTorch on the CPU too, which results for arrays of other libraries are."""
         return numpy.asarray(value).tobytes()
 
     xp = numpy

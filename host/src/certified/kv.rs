@@ -367,6 +367,8 @@ unsafe impl KvCache for CertifiedCache {
     fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
         let (tokens, fork) = (self.sequences.length(sequence)?, self.sequences.vacant()?);
         self.can_change(stream)?;
+        // A layer that has refused a token has fewer than the others.
+        self.check(stream)?;
         let left = self.sequences.capacity.tokens - tokens;
         for layer in &mut self.layers {
             let name = layer.cache.fork(stream, layer.name(sequence)?)?;

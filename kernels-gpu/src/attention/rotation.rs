@@ -61,7 +61,12 @@ pub const fn pair_channels(i: u32, rotary: u32, interleaved: bool) -> [u32; 2] {
 /// A pair turned by `angle`.
 #[inline(always)]
 pub fn turn(x: f32, y: f32, angle: f32) -> [f32; 2] {
-    let (sine, cosine) = sin_cos(angle);
+    turn_by([x, y], sin_cos(angle))
+}
+
+/// A pair turned by the angle that has this sine and cosine.
+#[inline(always)]
+pub fn turn_by([x, y]: [f32; 2], (sine, cosine): (f32, f32)) -> [f32; 2] {
     [fma(x, cosine, -(y * sine)), fma(x, sine, y * cosine)]
 }
 

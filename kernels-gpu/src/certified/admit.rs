@@ -278,14 +278,13 @@ pub fn claim(
     });
 }
 
-/// What [`tally`] does in a launch that counts nothing: one thread's work, without waiting for the others.
+/// What [`tally`] does in a launch that counts nothing, the first of its step: one thread's work, without
+/// waiting for the others.
 #[simt::device]
-pub fn tally_nothing(directory: GlobalMut<u64>, more: bool) {
-    if !more {
-        unroll!(for i in 0..4 {
-            directory.store(LAST + i, 0);
-        });
-    }
+pub fn tally_nothing(directory: GlobalMut<u64>) {
+    unroll!(for i in 0..4 {
+        directory.store(LAST + i, 0);
+    });
     directory.store(STEP, directory.load(STEP) + 1);
 }
 
@@ -310,7 +309,8 @@ pub fn tally(directory: GlobalMut<u64>, counts: [u32; 4], more: bool, lane: u32)
         return;
     }
     thread::device_fence();
-    // One behind another these would be eight times around the L2 cache.
+    // All loads and then all atomics, before a result is used: in turn each would be a round trip to the L2
+    // cache.
     let (mut sums, mut earlier, mut totals) = ([0u64; 4], [0u64; 4], [0u64; 4]);
     unroll!(for i in 0..4 {
         earlier[i] = if more { directory.load(LAST + i) } else { 0 };

@@ -133,10 +133,9 @@ pub fn mark(
     mode: u32,
 ) {
     let GridPlace { split: index, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
-    let followed = mode & mode::FOLLOWED != 0;
-    if Promoted::none_again(dense_rows, mode) {
+    if Promoted::none_again(promoted.as_const(), dense_rows, mode) {
         if scratch.claims() && launch_row == 0 && index == 0 && thread::thread_idx_x() == 0 {
-            tally_nothing(directory, followed);
+            tally_nothing(directory);
         }
         return;
     }
@@ -242,7 +241,7 @@ pub fn mark(
     }
     if scratch.claims() {
         // Two launches of a step with a second pass count what it has used.
-        tally(directory, counts, followed, lane);
+        tally(directory, counts, mode & mode::FOLLOWED != 0, lane);
     }
 }
 

@@ -14,8 +14,10 @@
 //! channels, of every second head, and so one angle.
 //!
 //! # What is refused
-//! As in [`tokens`](super::tokens). `limits` is read by all blocks of a sequence while the first of them may
-//! set it to 0, by atomics: who finds 0 has nothing to store, and so has everybody else.
+//! As in [`tokens`](super::tokens). A token's place is its position: where a sequence has stopped, positions
+//! have to be made of the lengths anew before it goes on. `limits` is read by all blocks of a sequence while
+//! the first of them may set it to 0, by atomics: who finds 0 has nothing to store, and so has everybody
+//! else.
 //!
 //! # Bytes
 //! A sequence: 4·D·(q_heads + 2·kv_heads) read from memory, 2·D·q_heads + 8·D·kv_heads written, half of the
@@ -28,11 +30,11 @@ use super::metadata::KeyMetadata;
 use super::tokens::CacheShape;
 use super::write::{Chances, Destination, quantize, vector_places, write_layout};
 use crate::attention::BLOCK_TOKENS;
-use crate::attention::rotation::{RopeShape, pair_channels, turn};
+use crate::attention::rotation::{RopeShape, pair_channels, turn_by};
 use glam::UVec4;
 use half::f16;
 use simt::convert::f16_from_f32;
-use simt::math::canonical_nan;
+use simt::math::{canonical_nan, sin_cos};
 use simt::{Global, GlobalMut, kernel, thread, unroll};
 
 /// KV heads of which a thread has its pairs under way at once.
@@ -46,8 +48,8 @@ struct Turner {
     from: usize,
     head_dim: u32,
     channels: [u32; 2],
-    /// The angle, of a pair that turns.
-    angle: Option<f32>,
+    /// Sine and cosine of the angle, of a pair that turns.
+    angle: Option<(f32, f32)>,
 }
 
 impl Turner {
@@ -60,22 +62,22 @@ impl Turner {
 
     /// A pair of a query or a key, turned if it turns.
     #[inline(always)]
-    fn turned(self, [x, y]: [f32; 2]) -> [f32; 2] {
+    fn turned(self, pair: [f32; 2]) -> [f32; 2] {
         match self.angle {
-            Some(angle) => turn(x, y, angle),
-            None => [x, y],
+            Some(angle) => turn_by(pair, angle),
+            None => pair,
         }
     }
 }
 
-/// As caches hold it.
+/// A pair rounded to f16, NaN canonical.
 #[inline(always)]
 fn rounded([x, y]: [f32; 2]) -> [f16; 2] {
     [f16_from_f32(canonical_nan(x)), f16_from_f32(canonical_nan(y))]
 }
 
-/// Whether a cache takes both, of which the first's index in the token's sequence's row is `from` and a
-/// channel; reports those that it does not, `kind` 0 for keys and 2 for values.
+/// Whether both elements of a pair are finite in f16. Reports each that is not by its flat index in
+/// [sequences, kv_heads, D], `from` + channel; `kind` is 0 for keys and 2 for values.
 #[inline(always)]
 fn takes(pair: [f16; 2], kind: usize, from: usize, channels: [u32; 2], refusals: GlobalMut<u64>) -> bool {
     let mut all = true;
@@ -128,14 +130,15 @@ pub fn turn_append<const D: u32, M: KeyMetadata>(
     let (block, row, t) = (thread::block_idx_x(), thread::block_idx_y(), thread::thread_idx_x());
     let (q_heads, kv_heads) = (rope.q_heads, rope.kv_heads);
     // Threads of the first half have every even head, those of the second every odd one.
-    let (which, i) = (t / (D / 2), t % (D / 2));
+    let (half, i) = (t / (D / 2), t % (D / 2));
     let position = positions.load(row as usize);
-    let angle = if i < rope.rotary / 2 { Some(position as f32 * frequencies.load(i as usize)) } else { None };
+    let turns = i < rope.rotary / 2;
+    let angle = if turns { Some(sin_cos(position as f32 * frequencies.load(i as usize))) } else { None };
     let from = row as usize * ((q_heads + 2 * kv_heads) * D) as usize;
     let channels = pair_channels(i, rope.rotary, interleaved == 1);
     let turner = Turner { qkv, from, head_dim: D, channels, angle };
     if block >= kv_heads {
-        let head = 2 * (block - kv_heads) + which;
+        let head = 2 * (block - kv_heads) + half;
         if head < q_heads {
             let pair = rounded(turner.turned(turner.load(head)));
             let to = (row as usize * q_heads as usize + head as usize) * D as usize;
@@ -146,14 +149,14 @@ pub fn turn_append<const D: u32, M: KeyMetadata>(
     }
 
     let layout = TileLayout::new(D, M::LAYOUT);
-    // The token's rows, of keys and then of values, have the room of the tile.
-    let rows = write_layout(layout).tile;
+    // The token's rows of this head, of keys and then of values, have the room of the tile.
+    let token_rows = write_layout(layout).tile;
     let limit = limits.atomic_load(row as usize);
     let has_room = position < limit;
     let (index, token) = (position / BLOCK_TOKENS, position % BLOCK_TOKENS);
     let destination = if has_room { table.load((row * shape.max_blocks + index) as usize) } else { 0 };
     let mut taken = has_room;
-    let mut first = which;
+    let mut first = half;
     while first < kv_heads {
         let mut raw = [[[0f32; 2]; 2]; AT_ONCE];
         unroll!(for j in 0..AT_ONCE, at_most 4 {
@@ -172,8 +175,8 @@ pub fn turn_append<const D: u32, M: KeyMetadata>(
                 taken = taken && takes_key && takes_value;
                 if head == block {
                     unroll!(for c in 0..2 {
-                        rows.store_vector::<u16>(2 * channels[c], key[c].to_bits());
-                        rows.store_vector::<u16>(2 * (D + channels[c]), value[c].to_bits());
+                        token_rows.store_vector::<u16>(2 * channels[c], key[c].to_bits());
+                        token_rows.store_vector::<u16>(2 * (D + channels[c]), value[c].to_bits());
                     });
                 }
             }
@@ -191,9 +194,9 @@ pub fn turn_append<const D: u32, M: KeyMetadata>(
     }
 
     // Two neighbouring channels a thread: of keys in the first half, of values in the second.
-    let two = rows.load_vector::<u32>(4 * t);
+    let two = token_rows.load_vector::<u32>(4 * t);
     let inside = (token * D + 2 * i) as usize;
-    let (originals, fresh) = if which == 0 { (keys, fresh_keys) } else { (values, fresh_values) };
+    let (originals, fresh) = if half == 0 { (keys, fresh_keys) } else { (values, fresh_values) };
     originals.store_vector::<u32>(layout.originals(destination, kv_heads, block) + inside, two);
     let start = layout.originals(row, kv_heads, block);
     fresh.store_vector::<u32>(start + inside, two);

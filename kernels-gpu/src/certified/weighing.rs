@@ -129,15 +129,13 @@ pub fn weigh(
     let launch_row = (sequence * shape.kv_heads + head) * shape.row_groups() + in_group / ROWS;
     let row = sequence * shape.kv_heads * shape.group + q_head;
     // Most often a second pass has nothing to do: all that says so is loaded at once.
+    let exact_for = if mode != 0 { Promoted::exact(promoted, launch_row)[0] } else { 0 };
     let passed_over = Promoted::passed_over(promoted, dense_rows, launch_row, mode);
     let blocks = lengths.load(sequence as usize) / BLOCK_TOKENS;
     let mut part = Part { index: thread::block_idx_x(), parts: shape.parts, blocks };
     let used = part.used().min(thread::grid_dim_x());
-    if passed_over | (part.index >= used) {
-        return;
-    }
     // A row that is left to the dense rung has noted nothing.
-    if mode != 0 && Promoted::exact(promoted, launch_row)[0] != 0 {
+    if passed_over | (part.index >= used) | (exact_for != 0) {
         return;
     }
     let (t, lane) = (thread::thread_idx_x(), warp::lane_id());

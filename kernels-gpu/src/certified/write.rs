@@ -125,11 +125,11 @@ pub(super) struct Destination {
     pub kv_heads: u32,
     /// Which of them.
     pub head: u32,
-    /// As those of [`quantize_block`](fn@quantize_block), and so are the next two.
+    /// `[destination blocks][kv_heads][tile]`.
     pub tiles: GlobalMut<u8>,
-    /// Annotations.
+    /// `[destination blocks][kv_heads][12]`.
     pub annotations: GlobalMut<f32>,
-    /// What cannot be quantized.
+    /// `[4]`, lowered to what cannot be quantized.
     pub problems: GlobalMut<u64>,
 }
 

@@ -4,7 +4,7 @@
 use super::super::{Layout, Rounding, STEP_HEAD_DIMS};
 use super::cases::{CHANCE, contents, tokens, verdict};
 use super::turning::turn_append_kernel;
-use super::{Extents, Geometry, TieredCache};
+use super::{Extents, Geometry, Scratch, TieredCache};
 use crate::attention::dense::sample::normal;
 use crate::attention::rope::{Pairing, frequencies};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
@@ -13,10 +13,15 @@ use crate::{Buffer, Device, Stream};
 use half::f16;
 
 /// Rows of a batch. The last one has no sequence.
-const ROWS: u32 = 4;
+const ROWS: u32 = 5;
 
-/// Steps: the first sequence fills a block in the second, the second one would in the third.
-const STEPS: usize = 4;
+/// Blocks of the pool.
+const BLOCKS: u32 = 16;
+
+/// The third sequence fills a block in the first step, the first one in the second, a fork of the second one in
+/// the third. The second one has a value refused there, and fills its block in the fourth, in which a key of the
+/// first is refused and the third has no room. Those two are still stopped in the fifth.
+const STEPS: usize = 5;
 
 /// What is turned and appended.
 #[derive(Clone, Copy, Debug)]
@@ -68,16 +73,24 @@ pub(super) fn cases(_: Coverage) -> Vec<Case> {
     cases.collect()
 }
 
-/// Steps of three sequences, two of which fill a block; tokens that are not taken, and one without room. With
-/// `apart` by a launch that turns and those of an append.
+/// Steps of three sequences and of a fork, which fill blocks; tokens that are not taken, and a sequence without
+/// room. With `apart` by a launch that turns and those of an append.
 fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBuffer>> {
     let Turned { heads, layout, rounding, pairing, rotary } = what;
     let stream = Stream::new(device)?;
     let geometry = Geometry::new(heads.kv_heads as u32, heads.head_dim as u32)?
         .with_layout(layout)
         .with_rounding(rounding);
-    let extents =
-        Extents { geometry, blocks: 16, sequences: ROWS, max_tokens: 40, key_slots: 5, value_slots: 3 };
+    // A slot for each pair.
+    let slots = BLOCKS * geometry.kv_heads();
+    let extents = Extents {
+        geometry,
+        blocks: BLOCKS,
+        sequences: ROWS,
+        max_tokens: 40,
+        key_slots: slots,
+        value_slots: slots,
+    };
     let mut cache = TieredCache::<f16>::new(device, extents)?.with_kernels();
     let mut names = Vec::new();
     for (seed, count) in [(1, 14), (2, 29), (3, 31)] {
@@ -86,6 +99,13 @@ fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBu
         cache.prefill(&stream, name, &input(seed)?, &input(seed + 10)?)?;
         names.push(name);
     }
+    names.push(cache.fork(&stream, names[1])?);
+    // As if steps had used all originals: what is filled has to be forgotten.
+    let mut directory = cache.directory.to_vec()?;
+    for slot in 0..2 * slots {
+        directory[Scratch::word(slot) + 1] = u64::from(slot % slots);
+    }
+    stream.upload(&directory, &mut cache.directory, 0)?;
     let (query_width, kv_width) = (heads.query_width(), heads.kv_width());
     let (rows, width) = (ROWS as usize, query_width + 2 * kv_width);
     // One more than is read: an empty table has no memory to point at.
@@ -94,19 +114,25 @@ fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBu
     let mut refused = Vec::new();
     for step in 0..STEPS {
         let mut qkv: Vec<f32> = (0..rows * width).map(|i| normal(40 + step as u64, i as u64) * 3.0).collect();
+        let mut lengths = cache.lengths.to_vec()?;
         match step {
-            // A value of the last KV head of the second sequence: it does not fill its block.
+            // Of a query it is passed on.
+            0 => qkv[1] = f32::from_bits(0xffc1_2345),
+            // A value of the last KV head of the second sequence.
             2 => qkv[2 * width - 1] = f32::NEG_INFINITY,
-            // A key that f16 does not hold, in the first KV head of the first.
-            3 => qkv[query_width + 1] = 1.0e6,
+            3 => {
+                // A key of the first that f16 does not hold, in its middle KV head.
+                let head = heads.kv_heads / 2;
+                qkv[query_width + (head + 1) * heads.head_dim - 2] = 1.0e6;
+                // The third has no room, of which the host knows nothing, as in a captured step.
+                stream.upload(&[lengths[2]], &mut cache.limits, 2)?;
+            }
+            // A model counts on where a sequence has stopped.
+            4 => lengths[0] += 1,
             _ => {}
         }
-        let lengths = cache.lengths.to_vec()?;
-        if step == 3 {
-            // The third has no room, of which the host knows nothing, as in a captured step.
-            stream.upload(&[lengths[2]], &mut cache.limits, 2)?;
-        }
-        let positions = Buffer::from_slice(device, &[lengths[0], lengths[1], lengths[2], PARKED])?;
+        let positions = [&lengths[..ROWS as usize - 1], &[PARKED]].concat();
+        let positions = Buffer::from_slice(device, &positions)?;
         let qkv = Buffer::from_slice(device, &qkv)?;
         let mut queries = poisoned::<f16>(&stream, rows * query_width)?;
         let mut keys = Buffer::<f16>::zeroed(device, rows * kv_width)?;
@@ -138,7 +164,7 @@ fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBu
     refused.push(verdict(cache.check(&stream)));
     outputs.extend(contents(&cache, &stream)?);
     outputs.push(OutputBuffer::new("refused", refused));
-    for (title, name) in ["first", "second", "third"].into_iter().zip(names) {
+    for (title, name) in ["first", "second", "third", "fork"].into_iter().zip(names) {
         let [keys, values] = cache.read(&stream, name)?;
         outputs.push(OutputBuffer::new(title, [keys, values].concat()));
     }
@@ -151,6 +177,10 @@ mod tests {
     use kernels_gpu::certified::Refusals;
     use simt::emu::EmuOptions;
 
+    fn words_of<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
+        bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+    }
+
     /// The bits of the launch that turns, the append and the quantization one after another.
     #[test]
     fn a_token_in_one_launch_has_the_bits_of_three() {
@@ -161,12 +191,20 @@ mod tests {
             for (one, three) in one.iter().zip(&three) {
                 assert!(one.bytes() == three.bytes(), "{what:?}: {}", one.name());
             }
-            // It is what it is meant to be: a key and a sequence are refused, and blocks are full.
+            // All happens that is meant to.
             let found = |name| one.iter().find(|output| output.name() == name).expect("an output");
+            let words = |name| words_of::<u32>(found(name).bytes());
+            assert_eq!(words("lengths"), [17, 33, 34, 34, 0], "{what:?}");
+            let [value, key] = words("refused")[..] else { panic!("two verdicts") };
+            assert_eq!([value >> 24 & 0x1f, key >> 24 & 0x1f], [0x11, 0], "{what:?}");
             let refusals: Refusals = bytemuck::pod_read_unaligned(found("refusals").bytes());
             assert_ne!(refusals.key_not_finite, u64::MAX, "{what:?}");
             assert_eq!(refusals.full, 2, "{what:?}");
-            assert!(!found("tiles").is_empty(), "{what:?}");
+            // Four blocks are filled: their keys and values are forgotten, and nothing else is.
+            let directory = words_of::<u64>(found("directory").bytes());
+            let tags = directory[Scratch::word(0)..].iter().skip(1).step_by(2);
+            let forgotten = tags.filter(|tag| **tag == u64::from(Scratch::EMPTY)).count();
+            assert_eq!(forgotten, 4 * 2 * what.heads.kv_heads, "{what:?}");
         }
     }
 }

@@ -10,6 +10,9 @@ use half::f16;
 use kernels_gpu::certified::{turn_append, turn_launch};
 use simt::Kernel;
 
+/// Sequences of a launch: the grid's second extent.
+const MAX_SEQUENCES: u32 = 65535;
+
 /// The kernel that turns, appends and quantizes.
 pub(in crate::certified) type TurnAppend = Kernel<turn_append::Args>;
 
@@ -25,14 +28,17 @@ pub(in crate::certified) fn turn_append_kernel(head_dim: u32, layout: Layout) ->
 }
 
 impl TieredCache<f16> {
-    /// Whether [`turn_and_append`](Self::turn_and_append) has a kernel for its heads, and calls are launches.
+    /// Whether [`turn_and_append`](Self::turn_and_append) has a kernel for its heads and a grid for its
+    /// sequences, and calls are launches.
     pub(in crate::certified) fn turns(&self, stream: &Stream) -> bool {
         let layout = self.geometry().layout();
-        !self.on_slices(stream) && turn_append_kernel(layout.head_dim, layout.kind).is_some()
+        let fits = self.extents.sequences <= MAX_SEQUENCES;
+        fits && !self.on_slices(stream) && turn_append_kernel(layout.head_dim, layout.kind).is_some()
     }
 
     /// [`append`](Self::append) of what a product gives, in one launch: the bits of [`Raw::rotate`] and
-    /// `append` one after another. Positions are where the sequences end.
+    /// `append` one after another. Positions are where the sequences end: behind a [`check`](Self::check) that
+    /// has found something refused, they have to be made of the lengths anew.
     ///
     /// # Errors
     /// As `append`; [`crate::Error::WrongDevice`]; buffers that are too short; extents that cannot be
@@ -84,7 +90,7 @@ impl TieredCache<f16> {
             seed,
         };
         // SAFETY: inputs are a row for each sequence, as just seen; a position below its limit has its block
-        // in the table; pools, directory and refusals were made for these extents. Dropping a buffer, or the
+        // in the table, whether the sequence ends there or not; pools, directory and refusals were made for these extents. Dropping a buffer, or the
         // cache, waits for the device.
         unsafe { stream.launch(&kernel, turn_launch(layout, rope, self.extents.sequences), arguments)? };
         if !stream.is_capturing() {

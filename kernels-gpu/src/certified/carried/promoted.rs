@@ -115,26 +115,26 @@ impl Promoted {
         if mode & mode::AGAIN == 0 {
             return false;
         }
-        // Both at once: which of them says so is only known when both are there.
+        // Issued together: with a short circuit the second would wait for the first.
         let over = dense_rows.load(launch_row as usize);
         let [_, exact] = Promoted::exact(rows, launch_row);
         over == 0 || exact != 0
     }
 
-    /// Whether a launch with bits of [`mode`] passes over all rows of blocks of its grid, because no head of
-    /// any is left to the dense rung. All threads call it, and all blocks find the same.
+    /// Whether a launch with bits of [`mode`] [passes over](Self::passed_over) all rows of blocks of its grid.
+    /// All threads call it, and all blocks find the same.
     #[simt::device]
-    pub(in super::super) fn none_again(dense_rows: Global<u32>, mode: u32) -> bool {
+    pub(in super::super) fn none_again(rows: Global<Promoted>, dense_rows: Global<u32>, mode: u32) -> bool {
         if mode & mode::AGAIN == 0 {
             return false;
         }
-        let rows = thread::grid_dim_y() * thread::grid_dim_z();
-        let (mut any, mut row) = (0, thread::thread_idx_x());
-        while row < rows {
-            any |= dense_rows.load(row as usize);
+        let count = thread::grid_dim_y() * thread::grid_dim_z();
+        let (mut any, mut row) = (false, thread::thread_idx_x());
+        while row < count {
+            any |= !Promoted::passed_over(rows, dense_rows, row, mode);
             row += thread::block_dim_x();
         }
-        thread::sync_threads_or(any) == 0
+        thread::sync_threads_or(any as u32) == 0
     }
 
     /// Notes what the step has promoted, [what it leaves](Turn::after), and whether it was exact. Behind a
