@@ -18,9 +18,9 @@ const ROWS: u32 = 5;
 /// Blocks of the pool.
 const BLOCKS: u32 = 16;
 
-/// The third sequence fills a block in the first step, the first one in the second, a fork of the second one in
-/// the third. The second one has a value refused there, and fills its block in the fourth, in which a key of the
-/// first is refused and the third has no room. Those two are still stopped in the fifth.
+/// The third sequence fills a block in the first step, the first one in the second, a fork of the second one
+/// in the third. The second one has a value refused there, and fills its block in the fourth, in which a key
+/// of the first is refused and the third has no room. Those two are still stopped in the fifth.
 const STEPS: usize = 5;
 
 /// What is turned and appended.
@@ -73,8 +73,8 @@ pub(super) fn cases(_: Coverage) -> Vec<Case> {
     cases.collect()
 }
 
-/// Steps of three sequences and of a fork, which fill blocks; tokens that are not taken, and a sequence without
-/// room. With `apart` by a launch that turns and those of an append.
+/// Steps of three sequences and of a fork, which fill blocks; tokens that are not taken, and a sequence
+/// without room. With `apart` by a launch that turns and those of an append.
 fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBuffer>> {
     let Turned { heads, layout, rounding, pairing, rotary } = what;
     let stream = Stream::new(device)?;

@@ -37,8 +37,8 @@ impl TieredCache<f16> {
     }
 
     /// [`append`](Self::append) of what a product gives, in one launch: the bits of [`Raw::rotate`] and
-    /// `append` one after another. Positions are where the sequences end: behind a [`check`](Self::check) that
-    /// has found something refused, they have to be made of the lengths anew.
+    /// `append` one after another. Positions are where the sequences end: behind a [`check`](Self::check)
+    /// that has found something refused, they have to be made of the lengths anew.
     ///
     /// # Errors
     /// As `append`; [`crate::Error::WrongDevice`]; buffers that are too short; extents that cannot be
@@ -90,8 +90,8 @@ impl TieredCache<f16> {
             seed,
         };
         // SAFETY: inputs are a row for each sequence, as just seen; a position below its limit has its block
-        // in the table, whether the sequence ends there or not; pools, directory and refusals were made for these extents. Dropping a buffer, or the
-        // cache, waits for the device.
+        // in the table, whether the sequence ends there or not; pools, directory and refusals were made for
+        // these extents. Dropping a buffer, or the cache, waits for the device.
         unsafe { stream.launch(&kernel, turn_launch(layout, rope, self.extents.sequences), arguments)? };
         if !stream.is_capturing() {
             self.count_appended();

@@ -121,8 +121,8 @@ impl Promoted {
         over == 0 || exact != 0
     }
 
-    /// Whether a launch with bits of [`mode`] [passes over](Self::passed_over) all rows of blocks of its grid.
-    /// All threads call it, and all blocks find the same.
+    /// Whether a launch with bits of [`mode`] [passes over](Self::passed_over) all rows of blocks of its
+    /// grid. All threads call it, and all blocks find the same.
     #[simt::device]
     pub(in super::super) fn none_again(rows: Global<Promoted>, dense_rows: Global<u32>, mode: u32) -> bool {
         if mode & mode::AGAIN == 0 {
