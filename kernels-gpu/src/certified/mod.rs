@@ -41,7 +41,7 @@ pub mod settling;
 pub mod sums;
 pub mod tile;
 pub mod tokens;
-mod turning;
+pub mod turning;
 pub mod weighing;
 mod write;
 
