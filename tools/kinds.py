@@ -166,7 +166,7 @@ def peer_times(name):
 
 def attention_h100(records):
     def peer(rows):
-        return f"{rows['peer']['median_us']:.0f} {rows['peer']['peer'].removeprefix('torch ')}"
+        return "–" if "peer" not in rows else f"{rows['peer']['median_us']:.0f} {rows['peer']['peer'].removeprefix('torch ')}"
 
     return by_context(records, [("fastest peer, µs", peer), *map(peer_times, ("dense", "int8-int4", "certified"))])
 
@@ -177,26 +177,6 @@ def attention_in_order(records):
         ("`dense` / `int8-int4`", lambda rows: ratio(rows["dense"]["median_us"] / rows["int8-int4"]["median_us"])),
         ("`int8-int4` of reading alone", lambda rows: f"{rows['int8-int4']['fraction']:.3f}"),
     ])
-
-
-def bound(of):
-    """Of the facts of a row of `certified`: medians over heads, added up."""
-    return of["E_key"] + of["E_val"] + of["E_round"]
-
-
-def attention_certificates(records):
-    rows = []
-    for (_, heads, kv, batch, context), found in shapes(records):
-        if (heads, batch) != (32, 1) or context not in (8192, 32768, 131072, 524288):
-            continue
-        row = found["certified"]
-        of = facts(row)
-        exact, heads = map(int, of["dense heads"].split(" of "))
-        rows.append((tokens(context), ratio(beside(found, "certified")), f"{of['tail']:.4f}", f"{of['E_key']:.2f}",
-                     f"{of['E_val']:.2f}", f"{bound(of):.2f}", f"{row['error_of_bound']:.3f}",
-                     f"{exact:,} of {heads:,}"))
-    return table(("context", "× peer", "mass left quantized", "E_key", "E_val", "bound", "largest error / bound",
-                  "computed exactly"), rows)
 
 
 def attention_h200(records):
@@ -640,7 +620,7 @@ TABLES = {
     "int8-peers-h200": int8_peers_h200,
     "int8-cpu": int8_cpu,
     "attention-h100": attention_h100,
-    "attention-certificates": attention_certificates,
+    "attention-short-h100": attention_h100,
     "attention-in-order": attention_in_order,
     "attention-h200": attention_h200,
     "gather-h100": gather,
