@@ -166,7 +166,9 @@ def peer_times(name):
 
 def attention_h100(records):
     def peer(rows):
-        return "–" if "peer" not in rows else f"{rows['peer']['median_us']:.0f} {rows['peer']['peer'].removeprefix('torch ')}"
+        if "peer" not in rows:
+            return "–"
+        return f"{rows['peer']['median_us']:.0f} {rows['peer']['peer'].removeprefix('torch ')}"
 
     return by_context(records, [("fastest peer, µs", peer), *map(peer_times, ("dense", "int8-int4", "certified"))])
 

@@ -233,7 +233,8 @@ pub unsafe trait KvCache: Send {
     /// was begun is forgotten.
     ///
     /// # Errors
-    /// [`Error::NoSequence`](super::Error::NoSequence); as [`join`](Self::join).
+    /// [`Error::NoSequence`](super::Error::NoSequence); as [`join`](Self::join); of a cache that refuses
+    /// tokens what [`check`](Self::check) finds.
     fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize>;
 
     /// Forgets a sequence: its number and its memory are free. What was begun is forgotten.

@@ -40,7 +40,9 @@ use simt::{Global, GlobalMut, kernel, thread, unroll};
 /// KV heads of which a thread has its pairs under way at once.
 const AT_ONCE: usize = 4;
 
-/// What a product gives for a token, and what turns it: one thread's pair of each head.
+/// What a product gives for a token, and what turns it: one thread's pair of each head. A pair of
+/// [`rope`](fn@crate::attention::rotation::rope) loads its position and makes sine and cosine for itself;
+/// here one angle serves all heads.
 #[derive(Clone, Copy)]
 struct Turner {
     qkv: Global<f32>,

@@ -60,7 +60,7 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
             add_steps::<bf16>(&mut cases, head_dim, what);
         }
     }
-    cases.extend(super::turn_cases::cases(coverage));
+    cases.extend(super::turn_cases::cases());
     cases
 }
 

@@ -7,7 +7,7 @@ use super::turning::turn_append_kernel;
 use super::{Extents, Geometry, Scratch, TieredCache};
 use crate::attention::dense::sample::normal;
 use crate::attention::rope::{Pairing, frequencies};
-use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
+use crate::check::{Case, CaseError, OutputBuffer, poisoned};
 use crate::kv::{self, PARKED, Raw};
 use crate::{Buffer, Device, Stream};
 use half::f16;
@@ -56,7 +56,7 @@ fn all() -> impl Iterator<Item = Turned> {
 }
 
 /// The cases, which are small enough for any coverage.
-pub(super) fn cases(_: Coverage) -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let cases = all().filter_map(|what| {
         let Turned { heads, layout, pairing, rotary, .. } = what;
         let kernel = turn_append_kernel(heads.head_dim as u32, layout)?;
@@ -74,7 +74,7 @@ pub(super) fn cases(_: Coverage) -> Vec<Case> {
 }
 
 /// Steps of three sequences and of a fork, which fill blocks; tokens that are not taken, and a sequence
-/// without room. With `apart` by a launch that turns and those of an append.
+/// without room. With `apart`, by the launches that one takes the place of: the rotation, then an append's.
 fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBuffer>> {
     let Turned { heads, layout, rounding, pairing, rotary } = what;
     let stream = Stream::new(device)?;
