@@ -286,7 +286,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// What the GPU's driver made of a kernel, if the GPU can have it.
 fn attributes(gpu: &Device, info: &'static KernelInfo) -> Result<Option<KernelAttributes>, host::Error> {
     match gpu.kernel_attributes(info) {
-        Err(host::Error::KernelNeeds { .. }) => Ok(None),
+        Err(host::Error::KernelNeeds { .. } | host::Error::KernelOnly { .. }) => Ok(None),
         result => result,
     }
 }

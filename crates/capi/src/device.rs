@@ -81,7 +81,12 @@ pub(crate) fn load(
     for kernel in kernels {
         match device.kernel_attributes(kernel) {
             // Not every target has every kernel; a launch says so if it is wanted.
-            Ok(_) | Err(host::Error::KernelMissing { .. } | host::Error::KernelNeeds { .. }) => {}
+            Ok(_)
+            | Err(
+                host::Error::KernelMissing { .. }
+                | host::Error::KernelNeeds { .. }
+                | host::Error::KernelOnly { .. },
+            ) => {}
             Err(error) => return Err(error.into()),
         }
     }

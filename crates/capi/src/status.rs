@@ -64,7 +64,8 @@ fn of_device(error: &DeviceError) -> Status {
         | DeviceError::GpuTooOld { .. }
         | DeviceError::PtxRefused { .. }
         | DeviceError::KernelMissing { .. }
-        | DeviceError::KernelNeeds { .. } => Status::Unavailable,
+        | DeviceError::KernelNeeds { .. }
+        | DeviceError::KernelOnly { .. } => Status::Unavailable,
         DeviceError::OutOfMemory { .. } => Status::Memory,
         DeviceError::Capturing { .. } | DeviceError::ForeignStream { .. } => Status::State,
         DeviceError::Cuda { .. }

@@ -1,7 +1,7 @@
 //! The list of driver symbols, in one place: every other piece of this crate is stamped from it.
 //!
-//! It holds what the bindings of `cust_raw` 0.11.3 declare, and `cuLaunchKernelEx`, sorted, each once. A
-//! symbol the driver has and this list lacks is added by adding its line.
+//! It holds what the bindings of `cust_raw` 0.11.3 declare, `cuLaunchKernelEx` and `cuTensorMapEncodeTiled`,
+//! sorted, each once. A symbol the driver has and this list lacks is added by adding its line.
 
 /// Hands the whole list to the macro `$then`.
 macro_rules! driver_symbols {
@@ -324,6 +324,7 @@ macro_rules! driver_symbols {
             cuSurfObjectGetResourceDesc
             cuSurfRefGetArray
             cuSurfRefSetArray
+            cuTensorMapEncodeTiled
             cuTexObjectCreate
             cuTexObjectDestroy
             cuTexObjectGetResourceDesc

@@ -8,7 +8,7 @@ mod symbols;
 
 #[test]
 fn the_list_is_sorted_and_complete() {
-    assert_eq!(SYMBOLS.len(), 354);
+    assert_eq!(SYMBOLS.len(), 355);
     assert!(SYMBOLS.windows(2).all(|pair| pair[0] < pair[1]), "sorted, each once");
     assert!(SYMBOLS.iter().all(|name| name.to_bytes().starts_with(b"cu")));
 }
@@ -18,6 +18,7 @@ mod sys {
     pub use cust::sys::*;
     unsafe extern "C" {
         pub fn cuLaunchKernelEx();
+        pub fn cuTensorMapEncodeTiled();
     }
 }
 

@@ -11,7 +11,7 @@ use crate::unordered::{Access, Memory};
 use simt::emu::traffic::{self, Traffic};
 use simt::emu::{self, EmuOptions, Target};
 use simt::print::Sink;
-use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS};
+use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape, MAX_PARAMS, TensorMap, TensorMapShape};
 use std::ffi::c_void;
 use std::panic::Location;
 use std::sync::Arc;
@@ -136,6 +136,9 @@ pub(crate) trait DeviceBackend: Send + Sync {
         let _ = address;
         Ok(())
     }
+
+    /// A map of a tensor at `address`, whose shape is checked.
+    fn tensor_map(&self, shape: &TensorMapShape, address: u64, writable: bool) -> Result<TensorMap>;
 
     /// Copies and waits; ordered with no stream.
     ///

@@ -8,8 +8,13 @@ use crate::times::KernelTimes;
 use simt::emu::{EmuOptions, Target, TensorCores};
 use simt::print::Sink;
 use simt::{Kernel, KernelArgs, KernelInfo, LaunchShape};
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+
+/// What stands ahead of a kernel for one target alone, and behind it.
+const ONLY_BEGIN: &str = "// simt.only_begin ";
+const ONLY_END: &str = "// simt.only_end ";
 
 /// One PTX text with every kernel in it, for one target.
 #[derive(Clone, Copy, Debug)]
@@ -55,10 +60,35 @@ impl PtxImage {
     }
 
     /// Whether a GPU of this compute capability (90 for 9.0) runs the machine code: it is of the same major
-    /// number, and no newer.
+    /// number, and no newer; of the same one, if there are kernels for that one alone.
     #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
     pub(crate) fn runs_on(&self, capability: u32) -> bool {
-        self.sm / 10 == capability / 10 && self.sm <= capability && is_whole_elf(self.machine_code)
+        let fits = if self.text.contains(ONLY_BEGIN) {
+            self.sm == capability
+        } else {
+            self.sm / 10 == capability / 10 && self.sm <= capability
+        };
+        fits && is_whole_elf(self.machine_code)
+    }
+
+    /// The text as a GPU of this compute capability takes it: without the kernels that are for another one
+    /// alone, and without the features of the target's own that they need.
+    #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
+    pub(crate) fn text_for(&self, capability: u32) -> Cow<'static, str> {
+        if self.sm == capability || !self.text.contains(ONLY_BEGIN) {
+            return Cow::Borrowed(self.text);
+        }
+        let mut text = String::with_capacity(self.text.len());
+        let mut rest = self.text;
+        while let Some((before, kernel)) = rest.split_once(ONLY_BEGIN) {
+            text.push_str(before);
+            let behind = kernel.split_once(ONLY_END).map_or("", |(_, behind)| behind);
+            // The rest of that line is the kernel's name.
+            rest = behind.find('\n').map_or("", |end| &behind[end..]);
+        }
+        text.push_str(rest);
+        let (own, all) = (format!("\n.target sm_{}a", self.sm), format!("\n.target sm_{}", self.sm));
+        Cow::Owned(text.replacen(&own, &all, 1))
     }
 }
 
@@ -384,6 +414,21 @@ mod tests {
         let runs = [75, 80, 86, 89, 90].map(|capability| image.runs_on(capability));
         assert_eq!(runs, [false, true, true, true, false]);
         assert!(!PtxImage::new(80, "").runs_on(80));
+    }
+
+    #[test]
+    fn kernels_for_one_generation_are_cut_out_for_others() {
+        let text = ".version 8.3\n.target sm_90a\n.entry a() { ret; }\n// simt.only_begin b 90\n.entry b() { wgmma; }\n\
+                    // simt.only_end b\n.entry c() { ret; }\n// simt.only_begin d 90\n.entry d() { ret; }\n\
+                    // simt.only_end d\n";
+        let image = PtxImage { sm: 90, text, machine_code: elf().leak() };
+        assert_eq!(image.text_for(90), text);
+        let others = ".version 8.3\n.target sm_90\n.entry a() { ret; }\nb\n.entry c() { ret; }\nd\n";
+        assert_eq!(image.text_for(100), others.replace("\nb\n", "\n\n").replace("\nd\n", "\n\n"));
+        assert_eq!([90, 91, 100].map(|capability| image.runs_on(capability)), [true, false, false]);
+        let plain = PtxImage { text: ".target sm_90\n", ..image };
+        assert_eq!(plain.text_for(100), plain.text);
+        assert!(plain.runs_on(91));
     }
 
     #[test]

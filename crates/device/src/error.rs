@@ -1,8 +1,8 @@
 //! What can go wrong on a device, and the way out.
 
 use crate::unordered::Unordered;
-use simt::LaunchShape;
 use simt::emu::Fault;
+use simt::{KernelInfo, LaunchShape, TensorMapError};
 use std::fmt;
 
 /// A result with this crate's [`Error`].
@@ -117,6 +117,20 @@ pub enum Error {
         /// The target of the image loaded.
         sm: u32,
     },
+    /// The kernel is one for GPUs of another compute capability alone: `#[kernel(only_sm = …)]`.
+    #[error(
+        "kernel {kernel} is for GPUs of compute capability {}.{} alone, and this one has {}.{}; launch another \
+         kernel, or use the cpu backend",
+        only / 10, only % 10, capability / 10, capability % 10
+    )]
+    KernelOnly {
+        /// The kernel's entry.
+        kernel: &'static str,
+        /// The one that has it, 90 for 9.0.
+        only: u32,
+        /// The GPU's.
+        capability: u32,
+    },
     /// A range that reaches outside a buffer.
     #[error("range {start}..{end} is not inside the {what} of {len} elements")]
     Range {
@@ -223,6 +237,14 @@ pub enum Error {
         /// What was asked for.
         doing: &'static str,
     },
+    /// A tensor that there can be no map of.
+    #[error(transparent)]
+    TensorMap(#[from] TensorMapError),
+    /// The driver makes no tensor maps.
+    #[error(
+        "the CUDA driver makes no tensor maps: update it to one of CUDA 12.0 or later, or use the cpu backend"
+    )]
+    NoTensorMaps,
     /// Times of launches on the CPU, where what takes time is the emulator.
     #[error("launches on the cpu backend are not timed; use a GPU")]
     NotTimed,
@@ -263,6 +285,15 @@ impl From<Fault> for Error {
 /// `grid (1,1,1), block (256,1,1), 0 bytes of shared memory`.
 pub(crate) fn shape_text(shape: &LaunchShape) -> String {
     format!("grid {}, block {}, {} bytes of shared memory", shape.grid, shape.block, shape.shared_bytes)
+}
+
+/// What a launch was that failed.
+pub(crate) fn launch_text(info: &KernelInfo, shape: &LaunchShape) -> String {
+    let (kernel, shape, cluster) = (info.name, shape_text(shape), info.cluster);
+    match cluster.count() {
+        1 => format!("launching {kernel} with {shape}"),
+        _ => format!("launching {kernel} with {shape}, in clusters of {cluster} blocks"),
+    }
 }
 
 fn free_text(free: Option<u64>) -> String {
@@ -312,6 +343,10 @@ mod tests {
             (
                 Error::KernelNeeds { kernel: "k", needs: 80, why: "cp.async, redux".into(), sm: 75 },
                 "kernel k needs sm_80: cp.async, redux; the PTX for sm_75 was loaded",
+            ),
+            (
+                Error::KernelOnly { kernel: "k", only: 90, capability: 120 },
+                "capability 9.0 alone, and this one has 12.0",
             ),
             (Error::GpuTooOld { device: "GPU".into(), capability: 75, lowest: 80 }, "capability 75"),
             (Error::Overlap { start: 2, end: 5, to: 4 }, "elements 2..5 of a buffer cannot be copied to 4"),

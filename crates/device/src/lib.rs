@@ -63,6 +63,7 @@ mod sites;
 #[cfg_attr(not(all(target_os = "linux", target_arch = "x86_64")), expect(dead_code))]
 mod stops;
 mod stream;
+mod tiles;
 mod times;
 pub mod unordered;
 

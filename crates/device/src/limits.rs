@@ -20,6 +20,7 @@ pub(crate) fn check(info: &'static KernelInfo, shape: LaunchShape, shared_bytes:
         && within(grid, GRID)
         && within(block, BLOCK)
         && block.count() <= u64::from(info.max_threads.min(BLOCK_THREADS))
+        && grid.is_multiple_of(info.cluster)
         && shape.shared_bytes <= shared_bytes;
     if fits { Ok(()) } else { Err(refuse(info, shape, shared_bytes)) }
 }
@@ -44,6 +45,8 @@ fn refuse(info: &'static KernelInfo, shape: LaunchShape, shared_bytes: u32) -> E
         format!("{threads} threads in a block; {BLOCK_THREADS} is the most")
     } else if threads > u64::from(info.max_threads) {
         format!("{threads} threads in a block; the kernel declares {} as its most", info.max_threads)
+    } else if !grid.is_multiple_of(info.cluster) {
+        format!("the grid is no multiple of the kernel's cluster {}", info.cluster)
     } else {
         format!(
             "{} bytes of shared memory; {shared_bytes} is the device's most: take another setting, or a device \
@@ -67,10 +70,16 @@ mod tests {
         overlaps: false,
         waits_late: false,
         min_sm: 0,
+        only_sm: 0,
+        cluster: Dim3 { x: 1, y: 1, z: 1 },
     };
 
     fn reason(shape: LaunchShape) -> Option<String> {
-        match check(&INFO, shape, 1000) {
+        reason_of(&INFO, shape)
+    }
+
+    fn reason_of(info: &'static KernelInfo, shape: LaunchShape) -> Option<String> {
+        match check(info, shape, 1000) {
             Ok(()) => None,
             Err(Error::Shape { kernel: "k", shape: named, reason }) if named == shape => Some(reason),
             Err(other) => panic!("{other}"),
@@ -99,6 +108,16 @@ mod tests {
         for (shape, part) in refused {
             let text = reason(shape).expect("refused");
             assert!(text.contains(part), "{shape:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_grid_is_whole_clusters() {
+        static CLUSTERED: KernelInfo = KernelInfo { cluster: Dim3 { x: 2, y: 1, z: 4 }, ..INFO };
+        assert_eq!(reason_of(&CLUSTERED, LaunchShape::new((6, 3, 8), 256)), None);
+        for grid in [(5, 3, 8), (6, 3, 6), (1, 1, 1)] {
+            let text = reason_of(&CLUSTERED, LaunchShape::new(grid, 256)).expect("refused");
+            assert!(text.contains("no multiple of the kernel's cluster (2,1,4)"), "{text}");
         }
     }
 }

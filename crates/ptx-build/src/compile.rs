@@ -16,7 +16,7 @@ use std::process::Command;
 pub const TRIPLE: &str = "nvptx64-nvidia-cuda";
 
 /// The PTX version asked for: the first that every CUDA 12 driver reads, and late enough for the hints of
-/// `cp.async` (7.4).
+/// `cp.async` (7.4). A target's text gets a newer one where it needs that ([`version`](crate::version)).
 pub const PTX_VERSION: &str = "ptx80";
 
 /// Set for the compiler of the kernels, and so for the build scripts that it runs: that of a package which

@@ -22,8 +22,10 @@
 //! | find | [`toolchain`] | a rustc of the pinned version with its library source |
 //! | compile | [`mod@compile`] | one run of cargo for all targets, in a target folder that persists |
 //! | generate | [`mod@codegen`], [`mod@nvvm`] | on demand a second code generator, NVIDIA's libNVVM |
-//! | directives | [`directives`] | launch bounds, carried as comments through the compiler |
+//! | directives | [`directives`] | launch bounds and clusters, carried as comments through the compiler |
 //! | targets | [`since`], [`needs`], [`lacks`] | lines and kernels of newer targets go from older ones |
+//! | version | [`version`] | a newer PTX version, where an instruction needs it |
+//! | stand-ins | [`stand_ins`] | instructions that LLVM would refuse for the lowest target |
 //! | sites | [`sites`] | places where a kernel stops with a message, or prints, get their numbers |
 //! | lint | [`lint`], [`allow`] | numerics contract and memory rules, over parsed instructions ([`ptx`]) |
 //! | assemble | [`ptxas`] | registers, stack and spills of every entry, where a `ptxas` is found |
@@ -50,8 +52,10 @@ mod script;
 pub mod shipped;
 pub mod since;
 pub mod sites;
+pub mod stand_ins;
 mod target;
 pub mod toolchain;
+pub mod version;
 mod waits;
 
 pub use codegen::Codegen;

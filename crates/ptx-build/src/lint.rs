@@ -205,9 +205,10 @@ pub fn check(module: &Module) -> Vec<Finding> {
         }
         let convergent = |instruction: &Instruction| {
             // Of f16 operands there is no other way: LLVM's intrinsic takes a vector type that rustc passes
-            // to no function.
+            // to no function. Its intrinsics of `wgmma` are not for the target that all are compiled for.
             CONVERGENT.contains(&instruction.name())
                 && !(instruction.name() == "mma" && instruction.has("f16"))
+                && instruction.name() != "wgmma"
         };
         if statement.instruction.as_ref().is_some_and(convergent) && module.is_inline_assembly(statement) {
             rules.push(Rule::ConvergentAssembly);
@@ -247,7 +248,8 @@ fn rules_broken_by(statement: &Statement) -> Vec<Rule> {
     if is_atomic(instruction) && instruction.has("add") && has_float(instruction) {
         rules.push(Rule::FloatAtomic);
     }
-    if MEMORY.contains(&instruction.name()) {
+    // A tensor map's address is a generic one where the map lies in global memory.
+    if MEMORY.contains(&instruction.name()) && !instruction.has("tensormap") {
         if instruction.has("local") {
             rules.push(Rule::LocalMemory);
         } else if !instruction.modifiers().iter().any(|part| is_state_space(part)) {
@@ -374,6 +376,13 @@ mod tests {
             ),
             (
                 ConvergentAssembly,
+                "// begin inline asm\nvote.sync.all.pred %p1, %p2, -1;\n// end inline asm",
+                "// begin inline asm\n{ .reg .pred p; setp.ne.b32 p, 0, 0; \
+                 wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1, %r2, %r3, %r4}, %rd1, %rd2, p; }\n\
+                 // end inline asm",
+            ),
+            (
+                ConvergentAssembly,
                 "// begin inline asm\nshfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;\n// end inline asm",
                 "shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;",
             ),
@@ -407,6 +416,11 @@ mod tests {
             ),
             (Target, "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 16;", "fence.acq_rel.gpu;"),
             (Target, "fence.proxy.async;", "fence.sc.gpu;"),
+            (Target, "fence.proxy.tensormap::generic.acquire.sys [%rd1], 128;", "fence.acq_rel.sys;"),
+            (Target, "barrier.cluster.arrive.aligned;", "bar.sync 0;"),
+            (Target, "mov.u32 %r1, %cluster_ctarank;", "mov.u32 %r1, %ctaid.x;"),
+            (Target, "ld.shared::cluster.b32 %r1, [%r2];", "ld.shared::cta.b32 %r1, [%r2];"),
+            (Target, "atom.shared::cluster.add.u32 %r1, [%r2], 1;", "atom.shared.add.u32 %r1, [%r2], 1;"),
             (EndlessLoop, "$A: mov.u32 %r1, 1; bra.uni $A;", "$A: mov.u32 %r1, 1; @%p1 bra $A; ret;"),
             (Call, "{ // callseq 0, 0\ncall.uni (retval0), f, (param0);\n}", "bra.uni $L__BB0_1;"),
         ];

@@ -23,11 +23,20 @@ pub(crate) const MEMORY: [&str; 11] = [
 
 /// Is it an instruction that GPUs before sm_90 do not have?
 pub(crate) fn needs_sm_90(instruction: &Instruction) -> bool {
+    if instruction.has("shared::cluster") {
+        return true;
+    }
     match instruction.name() {
         "cp" => instruction.has("bulk"),
         "mbarrier" => instruction.has("expect_tx") || instruction.has("try_wait"),
-        "fence" => instruction.has("proxy") && instruction.has("async") || instruction.has("mbarrier_init"),
+        "fence" => {
+            let proxy = |part: &String| part.starts_with("async") || part.starts_with("tensormap");
+            instruction.has("proxy") && instruction.modifiers().iter().any(proxy)
+                || instruction.has("mbarrier_init")
+        }
+        "prefetch" => instruction.has("tensormap"),
         "barrier" => instruction.has("cluster"),
+        "mov" => ["%cluster", "%nclusterid"].iter().any(|register| instruction.operands.contains(register)),
         "st" | "red" => instruction.has("async"),
         name => matches!(name, "elect" | "getctarank" | "mapa" | "multimem" | "setmaxnreg" | "wgmma"),
     }

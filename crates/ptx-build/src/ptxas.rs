@@ -114,7 +114,7 @@ fn probe(path: &Path) -> Result<Ptxas, String> {
 pub struct Assembled {
     /// What each entry uses, sorted by name.
     pub usage: Vec<Usage>,
-    /// Its warnings.
+    /// Its warnings, and what it says of lost speed.
     pub warnings: Vec<String>,
 }
 
@@ -136,8 +136,9 @@ impl Ptxas {
         {
             return Ok(with_instructions(parse_log(log), &cubin));
         }
+        let features = if text.contains(&format!("\n.target sm_{sm}a")) { "a" } else { "" };
         let output = Command::new(&self.path)
-            .args([&format!("-arch=sm_{sm}"), "-v", "-o"])
+            .args([&format!("-arch=sm_{sm}{features}"), "-v", "-o"])
             .args([&cubin, ptx])
             .output()
             .map_err(|error| PtxasError::Start { path: self.path.clone(), error })?;
@@ -169,7 +170,7 @@ pub fn parse_log(log: &str) -> Assembled {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let entry = rest.split('\'').next().unwrap_or_default().to_owned();
             assembled.usage.extend(current.replace(Usage { entry, ..Usage::default() }));
-        } else if line.contains("warning") {
+        } else if line.contains("warning") || line.contains("Potential Performance Loss") {
             assembled.warnings.push(line.trim().to_owned());
         } else if let Some(usage) = &mut current {
             let facts = line.split_once("Used ").map_or(line, |(_, facts)| facts);
@@ -204,6 +205,7 @@ ptxas info    : Function properties for b
 ptxas info    : Used 32 registers, used 1 barriers, 64 bytes cumulative stack size, 4096 bytes smem, 400 bytes cmem[0]
 ptxas info    : Compile time = 1.059 ms
 ptxas warning : something about b
+ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized in the function 'b'
 ptxas info    : Compiling entry function 'a' for 'sm_90'
 ptxas info    : Function properties for a
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
@@ -224,7 +226,9 @@ ptxas info    : Used 10 registers, used 0 barriers, 368 bytes cmem[0]
         };
         let a = Usage { entry: "a".into(), registers: 10, ..Usage::default() };
         assert_eq!(assembled.usage, [a, b]);
-        assert_eq!(assembled.warnings, ["ptxas warning : something about b"]);
+        let [warning, loss] = &assembled.warnings[..] else { panic!("{:?}", assembled.warnings) };
+        assert_eq!(warning, "ptxas warning : something about b");
+        assert!(loss.contains("serialized"), "{loss}");
         assert_eq!(parse_log(""), Assembled::default());
     }
 

@@ -1,6 +1,7 @@
 //! `#[kernel]`.
 
 use crate::args::{self, Parameter};
+use crate::cluster::Cluster;
 use crate::refusals;
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote};
@@ -20,6 +21,8 @@ struct Options {
     max_threads: Option<LitInt>,
     min_blocks: Option<LitInt>,
     min_sm: Option<LitInt>,
+    only_sm: Option<LitInt>,
+    cluster: Option<Cluster>,
     overlaps: Overlaps,
 }
 
@@ -76,6 +79,14 @@ impl Parse for Options {
                     input.parse::<Token![=]>()?;
                     options.min_sm = Some(input.parse()?);
                 }
+                "only_sm" => {
+                    input.parse::<Token![=]>()?;
+                    options.only_sm = Some(input.parse()?);
+                }
+                "cluster" => {
+                    input.parse::<Token![=]>()?;
+                    options.cluster = Some(input.parse()?);
+                }
                 "overlaps" => {
                     options.overlaps = Overlaps::FromEntry;
                     if input.peek(Token![=]) {
@@ -101,8 +112,8 @@ impl Parse for Options {
                     options.instances = Some(list.into_iter().collect());
                 }
                 _ => {
-                    let known = "expected `system`, `instances`, `args`, `max_threads`, `min_blocks`, `min_sm` or \
-                                 `overlaps`";
+                    let known = "expected `system`, `instances`, `args`, `max_threads`, `min_blocks`, `min_sm`, \
+                                 `only_sm`, `cluster` or `overlaps`";
                     return Err(Error::new(key.span(), known));
                 }
             }
@@ -210,10 +221,19 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         Some(literal) => literal.base10_parse::<u32>()?,
         None => 0,
     };
-    let min_sm = match options.min_sm.as_ref() {
-        Some(literal) => literal.base10_parse::<u32>()?,
-        None => 0,
-    };
+    let number = |literal: Option<&LitInt>| literal.map_or(Ok(0), LitInt::base10_parse::<u32>);
+    let only_sm = number(options.only_sm.as_ref())?;
+    let min_sm = number(options.min_sm.as_ref())?;
+    if let (Some(literal), Some(_)) = (&options.min_sm, &options.only_sm) {
+        return Err(Error::new(literal.span(), "`only_sm` names the one target: leave `min_sm` out"));
+    }
+    let cluster = options.cluster.map_or([1; 3], |cluster| cluster.extent);
+    if let Some(cluster) = options.cluster.filter(|_| min_sm.max(only_sm) < 90) {
+        return Err(Error::new(
+            cluster.span,
+            "only GPUs from sm_90 on have clusters: write `min_sm = 90`, too",
+        ));
+    }
     let overlaps = options.overlaps;
     let (may_overlap, waits_late) =
         (overlaps != Overlaps::No, matches!(overlaps, Overlaps::Late | Overlaps::ByHand));
@@ -239,11 +259,12 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
             &parameters,
             instance,
             &arguments,
-            (max_threads, min_blocks, min_sm),
+            (max_threads, min_blocks, min_sm, only_sm, options.cluster),
             overlaps,
         ));
+        let [x, y, z] = cluster;
         infos.push(quote! {
-            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #may_overlap, waits_late: #waits_late, min_sm: #min_sm }
+            ::simt::KernelInfo { name: #entry, module: ::core::module_path!(), file: ::core::file!(), line: ::core::line!(), max_threads: #max_threads, overlaps: #may_overlap, waits_late: #waits_late, min_sm: #min_sm, only_sm: #only_sm, cluster: ::simt::Dim3 { x: #x, y: #y, z: #z } }
         });
         names.push(host_body(name, &entry, &parameters, instance, &args, index));
     }
@@ -410,7 +431,7 @@ fn device_entry(
     parameters: &[(Ident, Option<Type>)],
     instance: &Instance,
     arguments: &[Parameter],
-    (max_threads, min_blocks, min_sm): (u32, u32, u32),
+    (max_threads, min_blocks, min_sm, only_sm, cluster): (u32, u32, u32, u32, Option<Cluster>),
     overlaps: Overlaps,
 ) -> TokenStream {
     let entry_ident = Ident::new(entry, name.span());
@@ -423,9 +444,17 @@ fn device_entry(
         let text = format!("// simt.launch_bounds {entry} {max_threads} {min_blocks}");
         quote! { ::core::arch::global_asm!(#text); }
     });
-    let needs = (min_sm != 0).then(|| {
-        // The same: it leaves the entry out of lower targets' PTX.
-        let text = format!("// simt.min_sm {entry} {min_sm}");
+    let needs = (min_sm != 0 || only_sm != 0).then(|| {
+        // The same: it leaves the entry out of other targets' PTX.
+        let text = if only_sm == 0 {
+            format!("// simt.min_sm {entry} {min_sm}")
+        } else {
+            format!("// simt.only_sm {entry} {only_sm}")
+        };
+        quote! { ::core::arch::global_asm!(#text); }
+    });
+    let cluster = cluster.map(|Cluster { extent: [x, y, z], .. }| {
+        let text = format!("// simt.cluster {entry} {x} {y} {z}");
         quote! { ::core::arch::global_asm!(#text); }
     });
     let overlap = (overlaps != Overlaps::No).then(|| {
@@ -453,6 +482,7 @@ fn device_entry(
             #(#aliases)*
             #bounds
             #needs
+            #cluster
             #overlap_word
             /// The device's entry.
             ///

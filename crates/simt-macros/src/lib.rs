@@ -2,6 +2,7 @@
 
 mod args;
 mod arms;
+mod cluster;
 mod kernel;
 mod message;
 mod print;
@@ -48,6 +49,11 @@ use proc_macro::TokenStream;
 /// - `min_blocks = N`: blocks that shall fit a multiprocessor at once (`.minnctapersm`).
 /// - `min_sm = 90`: the kernel uses what GPUs have from sm_90 on. The PTX of lower targets is without it, and
 ///   its launch there is an error that says so; the emulator runs it.
+/// - `only_sm = 90`: the kernel uses what one generation of GPUs alone has, such as `simt::wgmma`. It is in
+///   the PTX of that target, for GPUs of just that compute capability; elsewhere a launch is an error.
+/// - `cluster = N`, `cluster = (X, Y, Z)`: the grid runs in clusters of so many blocks, eight at the most,
+///   which start together and reach each other's shared memory (`.reqnctapercluster`): see `simt::cluster`.
+///   The grid is a multiple of it. It needs `min_sm = 90`.
 /// - `overlaps`: a launch may start while the launch ahead of it in the stream still runs; on the device the
 ///   entry waits for that one's end before it does anything else, so that what the kernel reads and writes is
 ///   ordered as ever.

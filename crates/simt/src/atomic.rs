@@ -41,6 +41,9 @@ pub trait AtomicWord: sealed::Sealed + Pod + Ord {
     #[cfg(target_arch = "nvptx64")]
     #[doc(hidden)]
     fn shared(op: AtomicOp, address: u32, value: Self, compare: Self) -> Self;
+    #[cfg(target_arch = "nvptx64")]
+    #[doc(hidden)]
+    fn cluster(op: AtomicOp, address: u32, value: Self, compare: Self) -> Self;
     #[cfg(not(target_arch = "nvptx64"))]
     #[doc(hidden)]
     fn combine(op: AtomicOp, old: Self, value: Self, compare: Self) -> Self;
@@ -142,6 +145,11 @@ macro_rules! atomic_words {
             #[inline(always)]
             fn shared(op: AtomicOp, address: u32, value: Self, compare: Self) -> Self {
                 device_atomic!($class, "gpu", "", "shared", $suffix, $bits, op, address, value, compare)
+            }
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            fn cluster(op: AtomicOp, address: u32, value: Self, compare: Self) -> Self {
+                device_atomic!($class, "gpu", "", "shared::cluster", $suffix, $bits, op, address, value, compare)
             }
             #[cfg(not(target_arch = "nvptx64"))]
             fn combine(op: AtomicOp, old: Self, value: Self, compare: Self) -> Self {

@@ -17,7 +17,7 @@ use crate::index::GlobalIndex;
 use bytemuck::Pod;
 use core::marker::PhantomData;
 #[cfg(not(target_arch = "nvptx64"))]
-use core::mem::size_of;
+use core::{any::TypeId, mem::size_of};
 
 #[cfg(target_arch = "nvptx64")]
 use crate::ptx;
@@ -105,7 +105,8 @@ macro_rules! host_side {
             fn extent(&self, writable: bool) -> ArgMemory {
                 let element_bytes = size_of::<T>();
                 let bytes = self.len.saturating_mul(element_bytes) as u64;
-                ArgMemory { address: self.address, bytes, element_bytes, writable }
+                let maps = TypeId::of::<T>() == TypeId::of::<crate::TensorMap>();
+                ArgMemory { address: self.address, bytes, element_bytes, writable, maps }
             }
 
             /// Whether the handle reaches no element.

@@ -46,6 +46,8 @@ pub struct ArgMemory {
     pub element_bytes: usize,
     /// Whether the handle allows writes.
     pub writable: bool,
+    /// Whether the elements are tensor maps, which lead to more memory.
+    pub maps: bool,
 }
 
 impl<T: Pod + Send + Sync> KernelArg for T {}
@@ -153,6 +155,18 @@ impl Dim3 {
     }
 }
 
+impl Dim3 {
+    /// The number of the point `at`, x fastest.
+    pub const fn number(self, at: Dim3) -> u64 {
+        at.x as u64 + self.x as u64 * (at.y as u64 + self.y as u64 * at.z as u64)
+    }
+
+    /// Whether `part`, which has no 0, divides it along each axis.
+    pub const fn is_multiple_of(self, part: Dim3) -> bool {
+        self.x.is_multiple_of(part.x) && self.y.is_multiple_of(part.y) && self.z.is_multiple_of(part.z)
+    }
+}
+
 impl From<u32> for Dim3 {
     fn from(x: u32) -> Self {
         Dim3 { x, y: 1, z: 1 }
@@ -221,6 +235,10 @@ pub struct KernelInfo {
     pub waits_late: bool,
     /// The lowest target whose PTX holds it, 90 for sm_90; 0 if all do.
     pub min_sm: u32,
+    /// The one compute capability that has it, 90 for 9.0; 0 if it is not for one alone.
+    pub only_sm: u32,
+    /// The blocks of a cluster; one unless the attribute says otherwise.
+    pub cluster: Dim3,
 }
 
 /// One kernel instance: its PTX entry and its body, typed by its arguments.

@@ -13,10 +13,13 @@
 //! | [`rows`] | matrices and slices of it, with their lengths on the device | slices |
 //! | [`Shared`], [`SharedPlan`] | shared memory with a computed layout | `shared` |
 //! | [`atomic`] | integer atomics on both memories | `atomic` |
+//! | [`cluster`] | clusters of blocks and each other's shared memory (sm_90) | |
 //! | [`convert`] | f16, bf16 and e4m3 | |
 //! | [`async_copy`] | copies to shared memory that run beside the thread | |
 //! | [`mbarrier`], [`bulk`] | barriers in shared memory, and bulk copies that they count (sm_90) | |
+//! | [`tiles`], [`TensorMap`] | copies of boxes of a tensor, by a descriptor (sm_90) | |
 //! | [`tensor`] | matrix multiply-accumulate, `ldmatrix` | |
+//! | [`wgmma`] | products of matrices by groups of four warps, asynchronously (compute capability 9.0) | |
 //! | [`half2`] | arithmetic on pairs of f16 | |
 //! | [`bits`] | `dp4a`, byte permute | |
 //! | [`math`] | exact-order elementary functions | `GpuFloat` |
@@ -72,6 +75,7 @@ pub mod async_copy;
 pub mod atomic;
 pub mod bits;
 pub mod bulk;
+pub mod cluster;
 pub mod convert;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod emu;
@@ -89,11 +93,15 @@ pub mod print;
 pub mod random;
 pub mod rows;
 mod shared;
+mod swizzle;
 pub mod tensor;
 pub mod thread;
+pub mod tiles;
 pub mod warp;
+pub mod wgmma;
 
 pub use bytemuck::{Pod, Zeroable};
+pub use cluster::ClusterShared;
 /// The crate of vectors whose types kernels load and store.
 pub use glam;
 pub use global::{Global, GlobalMut};
@@ -108,6 +116,10 @@ pub use kernel::{Dim3, Kernel, KernelArg, KernelArgs, KernelInfo, LaunchShape, M
 pub use mbarrier::Mbarrier;
 pub use shared::{Shared, SharedPlan};
 pub use simt_macros::{device, kernel, println, test, unroll};
+pub use swizzle::Swizzle;
+pub use tiles::TensorMap;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use tiles::{TensorMapError, TensorMapShape, TileElement};
 
 /// What a panic becomes on the device: the grid stops with an error.
 #[cfg(target_arch = "nvptx64")]

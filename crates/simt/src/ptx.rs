@@ -7,8 +7,8 @@ use bytemuck::Pod;
 use core::arch::{asm, global_asm};
 use core::mem::{size_of, transmute_copy};
 
-// The one dynamic shared memory array of every kernel.
-global_asm!(".extern .shared .align 16 .b8 simt_dynamic_shared[];");
+// The one dynamic shared memory array of every kernel, aligned as the widest swizzle of tiles.
+global_asm!(".extern .shared .align 1024 .b8 simt_dynamic_shared[];");
 
 /// Address of the block's dynamic shared memory, in the shared window.
 #[inline(always)]
@@ -114,6 +114,10 @@ load!(
     /// `ld.shared`.
     shared_load, u32, reg32, "{{ ", "{1}", "ld.shared", (readonly, nostack)
 );
+load!(
+    /// `ld.shared::cluster`.
+    cluster_load, u32, reg32, "{{ ", "{1}", "ld.shared::cluster", (readonly, nostack)
+);
 
 /// `$name(address, value)`: one store instruction for each size of `V`.
 macro_rules! store {
@@ -160,6 +164,22 @@ store!(
     /// `st.shared`.
     shared_store, u32, reg32, "{{ ", "{0}", "st.shared"
 );
+store!(
+    /// `st.shared::cluster`.
+    cluster_store, u32, reg32, "{{ ", "{0}", "st.shared::cluster"
+);
+
+/// Where an address of the block's shared memory is in that of block number `rank` of the cluster.
+#[inline(always)]
+pub fn map_to_block(address: u32, rank: u32) -> u32 {
+    let mapped: u32;
+    // SAFETY: arithmetic on registers; the cluster has the block by the launch's contract.
+    unsafe {
+        asm!("mapa.shared::cluster.u32 {0}, {1}, {2};", out(reg32) mapped, in(reg32) address, in(reg32) rank,
+            options(pure, nomem, nostack));
+    }
+    mapped
+}
 
 /// Instructions that several threads execute together, as LLVM intrinsics.
 ///
@@ -167,6 +187,12 @@ store!(
 /// branch, where only some of the threads arrive (seen: a barrier duplicated before `if`, and a kernel that
 /// hangs).
 pub mod convergent {
+    /// In the place of a barrier's number, the halves of the cluster's barrier. The module is compiled for
+    /// the lowest target, for which LLVM refuses the intrinsics of these; `ptx-build` writes the
+    /// instructions.
+    pub const CLUSTER_ARRIVE: u32 = 9001;
+    pub const CLUSTER_WAIT: u32 = 9002;
+
     // The names and types are those of LLVM's IntrinsicsNVVM.td.
     unsafe extern "unadjusted" {
         #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.all"]
@@ -181,6 +207,8 @@ pub mod convergent {
         pub fn barrier_and(id: u32, predicate: bool) -> bool;
         #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.all"]
         pub fn barrier_or(id: u32, predicate: bool) -> bool;
+        #[link_name = "llvm.nvvm.activemask"]
+        pub fn active_mask() -> u32;
         #[link_name = "llvm.nvvm.bar.warp.sync"]
         pub fn warp_barrier(mask: u32);
         #[link_name = "llvm.nvvm.vote.ballot.sync"]

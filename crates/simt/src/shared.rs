@@ -14,6 +14,7 @@
 //! # let _ = (layout(8).keys, layout(8).maxima);
 //! ```
 
+use crate::Swizzle;
 use crate::index::SharedIndex;
 use bytemuck::Pod;
 use core::marker::PhantomData;
@@ -23,7 +24,8 @@ use crate::emu;
 #[cfg(target_arch = "nvptx64")]
 use crate::ptx;
 
-/// Lays arrays one after another in a block's dynamic shared memory, each aligned to 16 bytes at the most.
+/// Lays arrays one after another in a block's dynamic shared memory, each aligned to 16 bytes at the most, or
+/// as tiles are.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedPlan {
     bytes: u32,
@@ -37,10 +39,19 @@ impl SharedPlan {
 
     /// Room for `len` elements, aligned so that vectors of up to 16 bytes fit from element 0 on.
     pub const fn array<T: Pod>(&mut self, len: u32) -> Shared<T> {
-        let size = core::mem::size_of::<T>() as u32;
-        let align = if size * len >= 16 { 16 } else { core::mem::align_of::<T>() as u32 };
+        let bytes = core::mem::size_of::<T>() as u32 * len;
+        self.aligned(len, if bytes >= 16 { 16 } else { core::mem::align_of::<T>() as u32 })
+    }
+
+    /// Room for `len` elements of boxes that [tensor copies](crate::tiles) move: aligned to 128 bytes, and to
+    /// the swizzle's [`period`](Swizzle::period).
+    pub const fn tile<T: Pod>(&mut self, len: u32, swizzle: Swizzle) -> Shared<T> {
+        self.aligned(len, swizzle.tile_align())
+    }
+
+    const fn aligned<T: Pod>(&mut self, len: u32, align: u32) -> Shared<T> {
         let offset = self.bytes.next_multiple_of(align);
-        self.bytes = offset + size * len;
+        self.bytes = offset + core::mem::size_of::<T>() as u32 * len;
         Shared { offset, len, element: PhantomData }
     }
 

@@ -65,6 +65,25 @@ sides! {
         emulator { emu::with_lane(|l| l.lane()) }
     }
 
+    /// The mask of the lanes that execute this call together: at least this one. Which others is up to how
+    /// the GPU runs the warp and may change from run to run, even where all lanes take one path. So no result
+    /// may depend on it, and it says nothing of who takes a branch: it is no mask for a primitive that all
+    /// lanes of a branch shall make, which needs one that the kernel computes (by [`warp_vote_ballot`] ahead
+    /// of the branch). It serves to share work among the lanes that happen to be together, as one atomic for
+    /// all of them. PTX: `activemask.b32`.
+    ///
+    /// The emulator waits until no lane of the warp can go on otherwise. In ascending order the lanes that
+    /// have come to this call by then are together, in reversed order each is alone, and in an order of a
+    /// seed they are split at random: with `orders` a kernel whose result depends on it is an
+    /// `OrderDependence`.
+    pub fn active_mask() -> u32 {
+        device {
+            // SAFETY: no precondition.
+            unsafe { convergent::active_mask() }
+        }
+        emulator { emu::active_mask() }
+    }
+
     /// Waits for the lanes of `mask` and orders their memory accesses. PTX: `bar.warp.sync`.
     pub fn sync_warp(mask: u32) {
         device {

@@ -13,9 +13,9 @@ use crate::device::{BackendKind, DeviceInfo, KernelAttributes};
 use crate::error::{Error, Result};
 use crate::unordered::{Access, Memory};
 use order::{Clock, Order};
-use simt::emu::{EmuOptions, STREAM_CHECK_VARIABLE, Target, allocations};
+use simt::emu::{self, EmuOptions, STREAM_CHECK_VARIABLE, Target, allocations};
 use simt::print::Sink;
-use simt::{KernelInfo, LaunchShape};
+use simt::{Global, GlobalMut, KernelInfo, LaunchShape, TensorMap, TensorMapShape};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -163,6 +163,17 @@ impl DeviceBackend for CpuDevice {
             Some(order) => order.host(memory.device, bytes, access, at),
             None => Ok(()),
         }
+    }
+
+    fn tensor_map(&self, shape: &TensorMapShape, address: u64, writable: bool) -> Result<TensorMap> {
+        let bytes = shape.bytes() as usize;
+        // SAFETY: the buffer has so many bytes; that it lives is in the contract of launches.
+        Ok(unsafe {
+            match writable {
+                true => emu::tensor_map_mut(GlobalMut::<u8>::from_raw(address, bytes), shape),
+                false => emu::tensor_map(Global::<u8>::from_raw(address, bytes), shape),
+            }
+        }?)
     }
 
     unsafe fn copy_now(&self, to: Place, from: Place, bytes: usize) -> Result<()> {

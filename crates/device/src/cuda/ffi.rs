@@ -173,4 +173,21 @@ unsafe extern "C" {
         params: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) -> u32;
+
+    /// `cuTensorMapEncodeTiled` of CUDA 12.0 and later; its result as the number it is.
+    #[link_name = "cuTensorMapEncodeTiled"]
+    pub(super) fn tensor_map_encode_tiled(
+        map: *mut [u64; 16],
+        format: c_uint,
+        rank: c_uint,
+        address: *mut c_void,
+        extents: *const u64,
+        strides: *const u64,
+        tile: *const c_uint,
+        element_strides: *const c_uint,
+        interleave: c_uint,
+        swizzle: c_uint,
+        l2_promotion: c_uint,
+        fill: c_uint,
+    ) -> u32;
 }

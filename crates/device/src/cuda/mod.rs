@@ -8,6 +8,7 @@ mod module;
 mod records;
 mod ring;
 mod stream;
+mod tiles;
 mod times;
 
 use crate::backend::{DeviceBackend, EventBackend, PinnedMemory, Place, StreamBackend};
@@ -21,7 +22,7 @@ use ffi::{Relaxed, check, cu, note};
 use module::Module;
 use simt::emu::Target;
 use simt::print::Sink;
-use simt::{KernelInfo, LaunchShape};
+use simt::{KernelInfo, LaunchShape, TensorMap, TensorMapShape};
 use std::ffi::c_void;
 use std::panic::Location;
 use std::ptr::null_mut;
@@ -179,6 +180,11 @@ impl DeviceBackend for CudaDevice {
         };
         let device = format!("GPU number {}, {}", self.info.ordinal, self.info.name);
         Err(Error::NotReached { address, found, device })
+    }
+
+    fn tensor_map(&self, shape: &TensorMapShape, address: u64, _writable: bool) -> Result<TensorMap> {
+        self.context.bind()?;
+        tiles::encode(shape, address)
     }
 
     unsafe fn copy_now(&self, to: Place, from: Place, bytes: usize) -> Result<()> {

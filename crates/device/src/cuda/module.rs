@@ -31,6 +31,8 @@ const OVERLAP_DRIVER: u32 = 12030;
 pub(super) struct Module {
     raw: CUmodule,
     image: PtxImage,
+    /// The GPU's compute capability, 90 for 9.0.
+    capability: u32,
     /// Whether launches of kernels that wait for the launch before may overlap it.
     pub(super) overlap: bool,
     /// How long launches of its kernels take, where that is asked for.
@@ -82,12 +84,13 @@ impl Module {
             let machine_code =
                 if image.runs_on(capability) && !ptx_alone() { load_machine_code(image) } else { None };
             let from = if machine_code.is_some() { "machine code" } else { "PTX" };
-            match machine_code.map_or_else(|| load_image(image), Ok) {
+            match machine_code.map_or_else(|| load_image(image, capability), Ok) {
                 Ok(raw) => {
                     tracing::debug!(sm = image.sm, gpu = capability, from, "loaded kernels");
                     return Ok(Module {
                         raw,
                         image: *image,
+                        capability,
                         overlap: image.sm >= OVERLAP_SM && info.driver_version >= Some(OVERLAP_DRIVER),
                         times: Times::default(),
                         context: context.clone(),
@@ -146,6 +149,9 @@ impl Module {
     fn look_up(&self, info: &'static KernelInfo, list: &AtomicPtr<Function>) -> Result<&Function> {
         let missing = || {
             let (kernel, sm) = (info.name, self.image.sm);
+            if ![0, self.capability].contains(&info.only_sm) {
+                return Error::KernelOnly { kernel, only: info.only_sm, capability: self.capability };
+            }
             match self.image.left_out().find(|left_out| left_out.kernel == kernel) {
                 Some(LeftOut { needs, why, .. }) => {
                     Error::KernelNeeds { kernel, needs, why: why.to_owned(), sm }
@@ -301,9 +307,9 @@ fn load_machine_code(image: &PtxImage) -> Option<CUmodule> {
     None
 }
 
-fn load_image(image: &PtxImage) -> std::result::Result<CUmodule, PtxRefusal> {
+fn load_image(image: &PtxImage, capability: u32) -> std::result::Result<CUmodule, PtxRefusal> {
     let refuse = |code, name, log| PtxRefusal { sm: image.sm, code, name, log };
-    let Ok(text) = CString::new(image.text) else {
+    let Ok(text) = CString::new(image.text_for(capability).into_owned()) else {
         return Err(refuse(0, "not sent".into(), "the PTX holds a NUL byte".into()));
     };
     let mut log = vec![0_u8; LOG_BYTES];

@@ -5,7 +5,7 @@ use super::ffi::{LaunchAttribute, LaunchConfig, check, cu, failure, launch_kerne
 use super::graph::CudaGraph;
 use super::module::{Function, Module};
 use crate::backend::{At, BoundKernel, EventBackend, GraphBackend, Place, StreamBackend};
-use crate::error::{Result, shape_text};
+use crate::error::{Result, launch_text};
 use cust::sys::{CUevent, CUgraphNode, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use simt::{LaunchShape, MAX_PARAMS};
 use std::ffi::c_void;
@@ -250,7 +250,7 @@ impl CudaStream {
             }
         };
         order.after_launch = code == 0;
-        check(code, || format!("launching {} with {}", kernel.info().name, shape_text(&shape)))
+        check(code, || launch_text(kernel.info(), &shape))
     }
 
     /// A launch between two events, unless it is captured.

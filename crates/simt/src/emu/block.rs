@@ -1,6 +1,7 @@
 //! One block: its threads as coroutines, parked where they wait for each other.
 
 use super::allocations::Tracked;
+use super::cluster::Cluster;
 use super::collective;
 use super::fault::{Fault, FaultKind, Place, Space};
 use super::fixed::Fixed;
@@ -18,10 +19,11 @@ use super::shared::SharedMemory;
 use super::target::Target;
 use super::tensor::TensorCores;
 use super::trap;
+use super::wgmma::WarpGroups;
 use super::{EmuOptions, MAX_BLOCK_THREADS};
 use crate::kernel::{Dim3, KernelInfo, LaunchShape};
 use crate::print::Sink;
-use core::cell::{Cell, RefCell};
+use core::cell::{Cell, OnceCell, RefCell};
 use core::panic::Location;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -33,6 +35,13 @@ pub(crate) struct Block {
     pub(crate) shape: LaunchShape,
     pub(crate) index: Cell<Dim3>,
     pub(crate) number: Cell<u64>,
+    /// Its cluster, and its rank there.
+    cluster: OnceCell<Rc<Cluster>>,
+    pub(crate) rank: Cell<u32>,
+    /// Whether all its threads have ended.
+    pub(super) is_done: Cell<bool>,
+    /// How many threads ask which lanes are with them.
+    pub(super) asking: Cell<u32>,
     pub(crate) shared: SharedMemory,
     pub(crate) races: Option<RefCell<Races>>,
     pub(crate) tracked: Option<Arc<Tracked>>,
@@ -51,6 +60,8 @@ pub(crate) struct Block {
     pub(crate) changed: Cell<bool>,
     named: RefCell<[Named; BARRIERS]>,
     pub(super) mbarriers: Mbarriers,
+    /// Its groups of four warps.
+    pub(super) warp_groups: WarpGroups,
     /// Whether a thread has ended.
     ended: Cell<bool>,
     /// Whether its threads run on stacks that other blocks use, too.
@@ -69,6 +80,15 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    pub(crate) fn cluster(&self) -> &Cluster {
+        self.cluster.get().expect("a block joins a cluster before it runs")
+    }
+
+    /// Whether one of its threads has.
+    pub(super) fn has_started(&self) -> bool {
+        self.next.get() > 0
+    }
+
     /// Whether this change is made here, of a kernel broken on purpose.
     #[inline]
     pub(super) fn breaks(&self, change: Change, place: &'static Location<'static>) -> bool {
@@ -123,8 +143,12 @@ pub(super) struct Setting<'a> {
 
 /// What came of a block's turn.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Turn {
+pub(super) enum BlockTurn {
     Done,
+    /// No thread can go on before others come to the cluster's barrier.
+    Held {
+        changed: bool,
+    },
     /// Threads gave way: whether anything changed, and how many went on and gave way again if no thread came
     /// any further than that.
     Ran {
@@ -172,6 +196,10 @@ impl<'a> Runner<'a> {
             shape,
             index: Cell::new(Dim3 { x: 0, y: 0, z: 0 }),
             number: Cell::new(0),
+            cluster: OnceCell::new(),
+            rank: Cell::new(0),
+            is_done: Cell::new(false),
+            asking: Cell::new(0),
             shared: SharedMemory::new(shape.shared_bytes),
             races: races.map(|grid| RefCell::new(Races::new(threads, grid.clone(), mixed))),
             watched: mutated || races.is_some() || tracked.is_some() || watchpoint.is_some(),
@@ -184,6 +212,7 @@ impl<'a> Runner<'a> {
             changed: Cell::new(false),
             named: RefCell::default(),
             mbarriers: Mbarriers::default(),
+            warp_groups: WarpGroups::default(),
             ended: Cell::new(false),
             is_guest: Cell::new(false),
             dice: mixed.then(|| Cell::new(Dice::new(0))),
@@ -218,28 +247,28 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Begins block number `number` of the grid, on stacks of its own or as a guest.
-    pub(super) fn enter(&mut self, number: u64, lodging: Option<Rc<Lodging>>) {
+    /// Begins the block of this index, on stacks of its own or as a guest.
+    pub(super) fn enter(&mut self, index: Dim3, lodging: Option<Rc<Lodging>>) {
+        let number = self.block.shape.grid.number(index);
         self.block.is_guest.set(lodging.is_some());
         self.lodging = lodging;
         self.block.number.set(number);
-        self.block.index.set(self.block.shape.grid.at(number));
+        self.block.index.set(index);
+        self.block.is_done.set(false);
+        self.block.asking.set(0);
         self.block.next.set(0);
         self.block.end.set(0);
         self.block.changed.set(true);
         self.block.shared.reset();
         self.block.named.borrow_mut().fill(Named::default());
         self.block.mbarriers.reset();
+        self.block.warp_groups.reset();
         if let Some(races) = &self.block.races {
-            races.borrow_mut().enter_block();
+            races.borrow_mut().enter_block(number);
         }
         self.lanes.iter().for_each(Lane::reset);
         let seed = Dice::new(self.block.seed).below(usize::MAX) as u64 ^ number;
         self.block.roll(|dice| *dice = Dice::new(seed));
-    }
-
-    pub(super) fn number(&self) -> u64 {
-        self.block.number.get()
     }
 
     /// Whether it has no stacks of its own.
@@ -248,11 +277,12 @@ impl<'a> Runner<'a> {
     }
 
     /// Lets the block's threads run until some give way and nothing else can move, or the block is done.
-    pub(super) fn turn(&mut self) -> Result<Turn, Box<Fault>> {
+    pub(super) fn turn(&mut self) -> Result<BlockTurn, Box<Fault>> {
         self.quiet = !self.block.changed.replace(false);
         let result = if self.block.dice.is_some() { self.mixed_turn() } else { self.plain_turn() };
-        let result = if matches!(result, Ok(Turn::Done)) { self.done() } else { result };
-        if !matches!(result, Ok(Turn::Ran { .. })) {
+        let result = if matches!(result, Ok(BlockTurn::Done)) { self.done() } else { result };
+        if !matches!(result, Ok(BlockTurn::Ran { .. } | BlockTurn::Held { .. })) {
+            self.block.is_done.set(true);
             if let Some(races) = self.block.races.as_ref().filter(|_| !self.overflowed) {
                 races.borrow_mut().leave_block(self.block.number.get());
             }
@@ -263,7 +293,7 @@ impl<'a> Runner<'a> {
         result
     }
 
-    fn plain_turn(&mut self) -> Result<Turn, Box<Fault>> {
+    fn plain_turn(&mut self) -> Result<BlockTurn, Box<Fault>> {
         let mut further = self.block.end.get() < self.block.threads;
         if further {
             for at in 0..self.warps.len() {
@@ -283,11 +313,14 @@ impl<'a> Runner<'a> {
                 continue;
             }
             if self.all_done() {
-                return Ok(Turn::Done);
+                return Ok(BlockTurn::Done);
             }
             let looks = self.resume_those_that_gave_way()?;
             if looks > 0 {
                 return Ok(self.ran(further, looks));
+            }
+            if self.is_held() {
+                return Ok(self.held(further));
             }
             self.release_barrier()?;
             further = true;
@@ -295,7 +328,7 @@ impl<'a> Runner<'a> {
     }
 
     /// As the dice have it.
-    fn mixed_turn(&mut self) -> Result<Turn, Box<Fault>> {
+    fn mixed_turn(&mut self) -> Result<BlockTurn, Box<Fault>> {
         let (mut further, mut looks) = (false, 0);
         let mut warps = std::mem::take(&mut self.warps);
         self.block.roll(|dice| dice.shuffle(&mut warps));
@@ -324,18 +357,24 @@ impl<'a> Runner<'a> {
             }
             if !further && !self.all_done() {
                 self.warps = warps;
+                if self.is_held() {
+                    return Ok(self.held(false));
+                }
                 self.release_barrier()?;
                 return Ok(self.ran(true, 0));
             }
         }
         self.warps = warps;
-        Ok(if self.all_done() { Turn::Done } else { self.ran(further, looks) })
+        Ok(if self.all_done() { BlockTurn::Done } else { self.ran(further, looks) })
     }
 
     /// All threads have ended: no copy may be on its way to memory that is the next block's.
-    fn done(&self) -> Result<Turn, Box<Fault>> {
+    fn done(&self) -> Result<BlockTurn, Box<Fault>> {
+        if let Some(fault) = self.unseen_visitor() {
+            return Err(fault);
+        }
         match self.block.mbarriers.left() {
-            None => Ok(Turn::Done),
+            None => Ok(BlockTurn::Done),
             Some((thread, place)) => {
                 let kind = FaultKind::BulkLeft { space: Space::Shared };
                 Err(self.fault(&self.lanes[thread as usize], Some(place.into()), kind))
@@ -343,9 +382,9 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn ran(&self, further: bool, looks: u64) -> Turn {
+    fn ran(&self, further: bool, looks: u64) -> BlockTurn {
         let further = self.block.ended.take() || further;
-        Turn::Ran {
+        BlockTurn::Ran {
             changed: further || self.block.changed.get(),
             idle_looks: if further { 0 } else { looks.max(1) },
         }
@@ -404,6 +443,10 @@ impl<'a> Runner<'a> {
             let Some(settled) = collective::settle(warp)
                 .map_err(|(lane, place, kind)| self.fault(&self.lanes[first + lane], Some(place), kind))?
             else {
+                if self.settle_active(first)? {
+                    progress = true;
+                    continue;
+                }
                 return Ok(progress);
             };
             if let Some(races) = self.block.races.as_ref().filter(|_| settled.orders_memory) {
@@ -459,6 +502,7 @@ impl<'a> Runner<'a> {
     }
 }
 
+mod clustered;
 mod meet;
 #[cfg(test)]
 mod tests;

@@ -6,12 +6,13 @@ use super::lane::{Lane, raise, with_lane};
 use super::mbarrier::{Agent, Named, agent};
 use super::mutation::Change;
 use super::shared::{check_arrived, check_written};
+use super::tiles::Tile;
 use crate::{Global, GlobalMut, Pod, Shared};
 use core::panic::Location;
 use std::collections::VecDeque;
 
 /// Copies move units of so many bytes, from and to a multiple of it.
-const UNIT: usize = 16;
+pub(super) const UNIT: usize = 16;
 
 /// A copy to shared memory.
 pub(super) struct Load {
@@ -20,17 +21,25 @@ pub(super) struct Load {
     /// Byte offset in shared memory.
     pub(super) target: u32,
     pub(super) bytes: u32,
-    source: u64,
+    pub(super) source: Far,
+}
+
+/// The end of a copy in global memory.
+pub(super) enum Far {
+    /// As many bytes from an address on.
+    Bytes(u64),
+    /// A box of a tensor.
+    Tile(Box<Tile>),
 }
 
 /// A copy to global memory.
-struct Store {
-    place: &'static Location<'static>,
-    source: u32,
-    bytes: u32,
-    target: u64,
+pub(super) struct Store {
+    pub(super) place: &'static Location<'static>,
+    pub(super) source: u32,
+    pub(super) bytes: u32,
+    pub(super) target: Far,
     /// What it has read, once it has.
-    read: Option<Vec<u8>>,
+    pub(super) read: Option<Vec<u8>>,
 }
 
 /// The copies to global memory that one thread has under way.
@@ -48,22 +57,26 @@ impl Stores {
     }
 
     /// The number of the group that is open.
-    fn group(&self) -> u32 {
+    pub(super) fn group(&self) -> u32 {
         self.done + self.groups.len() as u32
+    }
+
+    pub(super) fn start(&mut self, store: Store) {
+        self.open.push(store);
     }
 }
 
 /// One side of a copy: an array, its element that the copy starts at, and its size.
-struct Side {
-    space: Space,
-    base: u64,
+pub(super) struct Side {
+    pub(super) space: Space,
+    pub(super) base: u64,
     len: u64,
-    index: u64,
-    element_bytes: usize,
+    pub(super) index: u64,
+    pub(super) element_bytes: usize,
 }
 
 impl Side {
-    fn shared<T: Pod>(array: Shared<T>, index: u32) -> Side {
+    pub(super) fn shared<T: Pod>(array: Shared<T>, index: u32) -> Side {
         let (base, len) = array.extent();
         let element_bytes = size_of::<T>();
         Side { space: Space::Shared, base: base.into(), len: len.into(), index: index.into(), element_bytes }
@@ -75,7 +88,13 @@ impl Side {
     }
 
     /// Where it starts: inside, with all of its bytes, and aligned.
-    fn start(&self, lane: &Lane, bytes: u32, write: bool, place: &'static Location<'static>) -> u64 {
+    pub(super) fn start(
+        &self,
+        lane: &Lane,
+        bytes: u32,
+        write: bool,
+        place: &'static Location<'static>,
+    ) -> u64 {
         let Side { space, base, len, index, element_bytes } = *self;
         let size = element_bytes as u64;
         let inside = index <= len && (len - index).saturating_mul(size) >= bytes.into();
@@ -96,7 +115,7 @@ impl Side {
     }
 
     /// A copy reads it or writes it from now on until somebody waits for `agent`.
-    fn used(
+    pub(super) fn used(
         &self,
         lane: &Lane,
         agent: Agent,
@@ -104,26 +123,42 @@ impl Side {
         access: Access,
         place: &'static Location<'static>,
     ) -> Result<(), FaultKind> {
-        let (block, index, bytes) = (lane.block(), self.index, bytes as usize);
-        if self.space == Space::Global {
-            if let Some(tracked) = &block.tracked {
-                if access.writes() {
-                    tracked.write(start, bytes);
-                } else if !tracked.is_written(start, bytes) {
-                    return Err(FaultKind::Unwritten { index, bytes });
-                }
-                for unit in (start..start + bytes as u64).step_by(UNIT) {
-                    tracked.traffic(lane, access, unit, UNIT);
-                }
+        used(lane, agent, self.space, (start, self.index, bytes as usize), access, place)
+    }
+}
+
+/// A copy reads or writes so many bytes from `start` on, whose first element is `index`, from now on until
+/// somebody waits for `agent`.
+pub(super) fn used(
+    lane: &Lane,
+    agent: Agent,
+    space: Space,
+    (start, index, bytes): (u64, u64, usize),
+    access: Access,
+    place: &'static Location<'static>,
+) -> Result<(), FaultKind> {
+    let block = lane.block();
+    if space == Space::Global {
+        if let Some(tracked) = &block.tracked {
+            if access.writes() {
+                tracked.write(start, bytes);
+            } else if !tracked.is_written(start, bytes) {
+                return Err(FaultKind::Unwritten { index, bytes });
             }
-            if let Some(watchpoint) = block.watchpoint.as_ref().filter(|_| access.writes()) {
-                watchpoint.note(lane, start, bytes, place);
+            let (mut at, end) = (start, start + bytes as u64);
+            while at < end {
+                let unit = (at + 1).next_multiple_of(UNIT as u64).min(end);
+                tracked.traffic(lane, access, at, (unit - at) as usize);
+                at = unit;
             }
         }
-        let Some(races) = &block.races else { return Ok(()) };
-        let found = races.borrow_mut().copy(lane, agent, self.space, (start, index, bytes), access, place);
-        found.map_or(Ok(()), Err)
+        if let Some(watchpoint) = block.watchpoint.as_ref().filter(|_| access.writes()) {
+            watchpoint.note(lane, start, bytes, place);
+        }
     }
+    let Some(races) = &block.races else { return Ok(()) };
+    let found = races.borrow_mut().copy(lane, agent, space, (start, index, bytes), access, place);
+    found.map_or(Ok(()), Err)
 }
 
 fn check_size(bytes: u32, place: &'static Location<'static>) {
@@ -132,7 +167,7 @@ fn check_size(bytes: u32, place: &'static Location<'static>) {
     }
 }
 
-fn units(start: u32, bytes: u32) -> impl Iterator<Item = u32> {
+pub(super) fn units(start: u32, bytes: u32) -> impl Iterator<Item = u32> {
     (start..start + bytes).step_by(UNIT)
 }
 
@@ -153,20 +188,21 @@ pub(crate) fn bulk_load<T: Pod, S: Pod>(
         of.used(lane, agent, (source, bytes), Access::Copy, place)?;
         to.used(lane, agent, (target.into(), bytes), Access::Write, place)?;
         units(target, bytes).for_each(|unit| lane.block().shared.mark_awaited(unit, UNIT));
-        Ok(Load { thread: lane.linear, place, target, bytes, source })
+        Ok(Load { thread: lane.linear, place, target, bytes, source: Far::Bytes(source) })
     });
 }
 
 impl Load {
     /// The bytes arrive: read now, written now.
     pub(super) fn land(&self, lane: &Lane) {
+        let source = match &self.source {
+            Far::Bytes(source) => *source as *const u8,
+            Far::Tile(tile) => return tile.bring(lane, self.target),
+        };
         let mut value = [0; UNIT];
         for (at, unit) in units(self.target, self.bytes).enumerate() {
             // SAFETY: checked against the handle when the copy started.
-            unsafe {
-                let source = (self.source as *const u8).add(UNIT * at);
-                source.copy_to_nonoverlapping(value.as_mut_ptr(), UNIT);
-            }
+            unsafe { source.add(UNIT * at).copy_to_nonoverlapping(value.as_mut_ptr(), UNIT) };
             lane.block().shared.arrive(unit, &value);
         }
     }
@@ -195,7 +231,7 @@ pub(crate) fn bulk_store<T: Pod, S: Pod>(
             drop(stores);
             raise(place, kind);
         }
-        stores.open.push(Store { place, source, bytes, target, read: None });
+        stores.start(Store { place, source, bytes, target: Far::Bytes(target), read: None });
     });
 }
 
@@ -210,10 +246,15 @@ impl Store {
 
     /// The bytes arrive.
     fn land(mut self, lane: &Lane) {
-        let target = self.target as *mut u8;
-        let value = self.read(lane);
-        // SAFETY: checked against the handle when the copy started.
-        unsafe { value.as_ptr().copy_to_nonoverlapping(target, value.len()) };
+        self.read(lane);
+        let value = self.read.unwrap_or_default();
+        match self.target {
+            // SAFETY: checked against the handle when the copy started.
+            Far::Bytes(target) => unsafe {
+                value.as_ptr().copy_to_nonoverlapping(target as *mut u8, value.len())
+            },
+            Far::Tile(tile) => tile.put(&value),
+        }
         lane.block().changed.set(true);
     }
 }

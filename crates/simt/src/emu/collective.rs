@@ -224,9 +224,8 @@ pub(super) fn all_meet(lanes: &[Lane]) -> bool {
     lanes.first().and_then(at).is_some_and(|first| lanes.iter().all(|lane| at(lane) == Some(first)))
 }
 
-/// Why no thread of the block can move, if they do not all wait at one barrier.
-pub(super) fn why_stuck(lanes: &[Lane]) -> Option<Stuck> {
-    // A warp primitive first: threads of other warps may wait at a barrier just because this warp hangs.
+/// Why a warp of the block cannot go on, whatever other warps do.
+pub(super) fn why_a_warp_is_stuck(lanes: &[Lane]) -> Option<Stuck> {
     for (index, lane) in lanes.iter().enumerate() {
         let Some(call) = warp_call(lane) else {
             continue;
@@ -244,7 +243,13 @@ pub(super) fn why_stuck(lanes: &[Lane]) -> Option<Stuck> {
         let kind = FaultKind::LaneMissing { mask: call.0.mask, lane: absent as u32, waits_at };
         return Some((index, place, kind));
     }
-    if let Some(stuck) = lanes.chunks(32).find_map(stuck_at_named) {
+    lanes.chunks(32).find_map(stuck_at_named)
+}
+
+/// Why no thread of the block can move, if they do not all wait at one barrier.
+pub(super) fn why_stuck(lanes: &[Lane]) -> Option<Stuck> {
+    // A warp first: threads of other warps may wait at a barrier just because this warp hangs.
+    if let Some(stuck) = why_a_warp_is_stuck(lanes) {
         return Some(stuck);
     }
     let (index, kind, place) = lanes.iter().enumerate().find_map(|(index, lane)| match lane.state.get() {

@@ -67,6 +67,8 @@ pub enum Space {
     Global,
     /// The block's shared memory.
     Shared,
+    /// That of another block of its cluster.
+    Cluster,
 }
 
 impl fmt::Display for Space {
@@ -74,6 +76,7 @@ impl fmt::Display for Space {
         f.write_str(match self {
             Space::Global => "global",
             Space::Shared => "shared",
+            Space::Cluster => "another block's shared",
         })
     }
 }
@@ -116,6 +119,8 @@ pub enum WaitFor {
     },
     /// The other threads of its block, at a barrier.
     Barrier,
+    /// The other threads of its cluster, at the cluster's barrier.
+    Cluster,
     /// The other lanes of a mask.
     Lanes {
         /// The mask.
@@ -356,6 +361,47 @@ pub enum FaultKind {
     },
     /// A bulk copy of or over what a thread wrote by a plain access, without a fence between the two.
     NoProxyFence(Box<Race>),
+    /// A product of a group of four warps that is not as it must be.
+    Products(ProductFault),
+    /// A rank that no block of the cluster has.
+    ClusterRank {
+        /// The rank.
+        rank: u32,
+        /// How many blocks there are.
+        size: u32,
+    },
+    /// An access to the shared memory of another block of the cluster, which may not have started.
+    ClusterNotStarted {
+        /// That block's rank.
+        rank: u32,
+    },
+    /// An access to the shared memory of another block of the cluster, which may have ended by then.
+    ClusterEnded {
+        /// That block's rank.
+        rank: u32,
+    },
+    /// A read of another block's shared memory that no thread wrote.
+    ClusterUnwritten {
+        /// That block's rank.
+        rank: u32,
+        /// Byte offset in its shared memory.
+        offset: u32,
+        /// Bytes of the access.
+        bytes: usize,
+    },
+    /// A thread that arrives at the cluster's barrier twice and has not waited in between, or that waits and
+    /// has not arrived.
+    ClusterArrival {
+        /// Whether it waits.
+        waits: bool,
+    },
+    /// A cluster's barrier that not all threads of the cluster reach.
+    ClusterBarrier {
+        /// A thread that is not there.
+        absent: Box<ThreadId>,
+        /// Where it waits instead; `None` if it has returned from the kernel.
+        waits_at: Option<Place>,
+    },
     /// A lane that calls a warp primitive without naming itself in the mask.
     LaneNotInMask {
         /// The mask.
@@ -404,6 +450,8 @@ pub enum FaultKind {
     ReadOnlyLoad(Box<Race>),
     /// The source of an asynchronous copy, written before the copying thread has waited for it.
     CopySource(Box<Race>),
+    /// A wrong use of a tensor map.
+    Tile(TileMistake),
     /// Two atomics of different widths on the same bytes, with nothing that orders them.
     AtomicWidths(Box<Race>),
     /// Two atomics on the same bytes by threads of two blocks, one of them of the block's scope, with nothing
@@ -457,4 +505,10 @@ impl Fault {
     }
 }
 
+mod products;
+mod tiles;
 mod words;
+
+pub use products::ProductFault;
+
+pub use tiles::TileMistake;

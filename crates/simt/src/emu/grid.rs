@@ -1,16 +1,19 @@
 //! The blocks of a launch: who starts when, and what is done about blocks that wait for each other.
 //!
+//! The blocks of a cluster start together and count as one here; most kernels have clusters of one block.
+//!
 //! Each core takes the next block that nobody has started and runs it. A block whose threads only look again
 //! and again for something to change is set aside, and the core starts another one; those set aside get a
 //! turn after each. When no block is left to start, or no room for one, and on no core anything changes for
 //! as long as the launch has patience, the wait is one without end.
 
-use super::block::{Runner, Setting, Turn};
+use super::block::Setting;
 use super::fault::{Endless, Fault, FaultKind, Space, Wait, WaitFor};
 use super::lodging::Lodging;
 use super::options::{Dice, Schedule};
 use super::race::GridRaces;
 use super::stack;
+use super::team::{Team, Turn};
 use crate::kernel::{KernelInfo, LaunchShape};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -45,9 +48,14 @@ const NAP: std::time::Duration = std::time::Duration::from_micros(50);
 /// Grids of fewer threads are not worth the other cores' waking.
 const SMALL_GRID: u64 = 256;
 
-/// How many blocks are taken at a time at most: enough work to be worth the taking.
-fn largest_share(shape: LaunchShape) -> u64 {
-    (16 * 1024 / shape.block.count()).max(1)
+/// How many blocks are taken at a time at most, of so many threads: enough work to be worth the taking.
+fn largest_share(threads: u64) -> u64 {
+    (16 * 1024 / threads).max(1)
+}
+
+/// The threads of a cluster.
+fn threads(info: &KernelInfo, shape: LaunchShape) -> u64 {
+    shape.block.count() * info.cluster.count()
 }
 
 /// A launch under way, shared by the cores that run it.
@@ -81,14 +89,15 @@ pub(super) struct Grid<'a> {
 impl<'a> Grid<'a> {
     pub(super) fn new(setting: Setting<'a>) -> Self {
         let shape = setting.shape;
-        let blocks = shape.grid.count();
+        let threads = threads(setting.info, shape);
+        let blocks = shape.grid.count() / setting.info.cluster.count();
         let alone = setting.options.race_check || setting.schedule != Schedule::Parallel;
-        let small = blocks.saturating_mul(shape.block.count()) < SMALL_GRID;
+        let small = blocks.saturating_mul(threads) < SMALL_GRID;
         let cores = if alone || small { 1 } else { blocks.min(rayon::current_num_threads() as u64) };
         Grid {
             order: order(setting.schedule, blocks),
             blocks,
-            share: if alone { 1 } else { (blocks / (8 * cores)).clamp(1, largest_share(shape)) },
+            share: if alone { 1 } else { (blocks / (8 * cores)).clamp(1, largest_share(threads)) },
             cores,
             next: AtomicU64::new(0),
             lowest_failed: AtomicU64::new(u64::MAX),
@@ -118,7 +127,9 @@ impl<'a> Grid<'a> {
             None if waits.is_empty() => Ok(()),
             None => {
                 let started = self.next.into_inner().min(self.blocks);
-                Err(Fault { schedule, ..endless(self.setting.info, waits, self.blocks - started) })
+                let info = self.setting.info;
+                let not_started = (self.blocks - started) * info.cluster.count();
+                Err(Fault { schedule, ..endless(info, waits, not_started) })
             }
         }
     }
@@ -151,12 +162,16 @@ impl<'a> Grid<'a> {
     /// How many blocks may be under way, on all cores.
     fn room(&self) -> u64 {
         let threads = if stack::CAN_BE_SHARED { RESIDENT_THREADS } else { OWN_STACKS };
-        (threads / self.setting.shape.block.count()).max(2 * self.cores)
+        (threads / self.threads()).max(2 * self.cores)
     }
 
     /// How many of them have stacks of their own, on one core.
     fn own_stacks(&self) -> usize {
-        (OWN_STACKS / self.setting.shape.block.count() / self.cores).max(2) as usize
+        (OWN_STACKS / self.threads() / self.cores).max(2) as usize
+    }
+
+    fn threads(&self) -> u64 {
+        threads(self.setting.info, self.setting.shape)
     }
 
     fn fail(&self, number: u64, fault: Fault) {
@@ -230,9 +245,9 @@ struct Core<'g, 'a> {
     grid: &'g Grid<'a>,
     races: Option<Rc<RefCell<GridRaces>>>,
     /// Blocks that are under way.
-    aside: Vec<Runner<'a>>,
+    aside: Vec<Team<'a>>,
     /// Runners that have no block.
-    spare: Vec<Runner<'a>>,
+    spare: Vec<Team<'a>>,
     /// The stacks of those that have none of their own.
     lodging: Rc<Lodging>,
     /// How many blocks have started since those set aside got their turns.
@@ -262,9 +277,9 @@ impl<'a> Core<'_, 'a> {
         Some(number)
     }
 
-    fn enter(&mut self, number: u64) -> Runner<'a> {
+    fn enter(&mut self, number: u64) -> Team<'a> {
         let mut runner =
-            self.spare.pop().unwrap_or_else(|| Runner::new(&self.grid.setting, self.races.as_ref()));
+            self.spare.pop().unwrap_or_else(|| Team::new(&self.grid.setting, self.races.as_ref()));
         self.grid.resident.fetch_add(1, Ordering::SeqCst);
         let is_guest = stack::CAN_BE_SHARED && self.aside.len() >= self.grid.own_stacks();
         runner.enter(number, is_guest.then(|| self.lodging.clone()));
@@ -276,13 +291,13 @@ impl<'a> Core<'_, 'a> {
         self.aside.len() < 2 || self.grid.resident.load(Ordering::SeqCst) < self.grid.room()
     }
 
-    fn fails(&self, runner: &Runner<'_>, fault: Fault) {
+    fn fails(&self, runner: &Team<'_>, fault: Fault) {
         self.grid.resident.fetch_sub(1, Ordering::SeqCst);
         self.grid.fail(runner.number(), fault);
     }
 
     /// A block is done: another one may be run in its place.
-    fn leaves(&mut self, runner: Runner<'a>) {
+    fn leaves(&mut self, runner: Team<'a>) {
         self.grid.resident.fetch_sub(1, Ordering::SeqCst);
         self.spare.push(runner);
     }
@@ -309,7 +324,7 @@ impl<'a> Core<'_, 'a> {
         self.give_up();
     }
 
-    fn run_until_it_waits(&mut self, mut runner: Runner<'a>) {
+    fn run_until_it_waits(&mut self, mut runner: Team<'a>) {
         let (mut quiet, mut turns) = (0, 0);
         loop {
             match runner.turn() {
@@ -431,7 +446,7 @@ impl<'a> Core<'_, 'a> {
             return self.aside.clear();
         }
         let mut waits = self.grid.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.extend(self.aside.iter().flat_map(Runner::waits));
+        waits.extend(self.aside.iter().flat_map(Team::waits));
         drop(waits);
         self.aside.clear();
     }

@@ -2,7 +2,7 @@
 
 use super::clock::Clock;
 use super::fault::Space;
-use super::mbarrier::AGENTS;
+use super::mbarrier::{AGENTS, agent};
 use crate::atomic::AtomicScope;
 use core::panic::Location;
 use std::collections::HashMap;
@@ -90,6 +90,7 @@ impl Event {
     pub(super) fn name(&self) -> &'static str {
         match self.access {
             Access::Write if self.agent != 0 => "bulk copy's write",
+            Access::Copy if agent::is_of_products(self.agent) => "product's read",
             Access::Copy if self.agent != 0 => "bulk copy's read",
             access => access.name(),
         }
@@ -131,6 +132,11 @@ impl Event {
         if is_of_warp && clock.warp[(self.linear % 32) as usize] >= self.clock {
             return true;
         }
+        self.is_heard_by(clock)
+    }
+
+    /// Whether the thread that has `clock` has heard of it, by other means than meeting its warp or block.
+    pub(super) fn is_heard_by(&self, clock: &Clock) -> bool {
         let by_epoch = |epoch: &u32| self.agent == 0 && self.epoch < *epoch;
         clock.known.blocks.get(&self.block).is_some_and(by_epoch)
             || clock.known.threads.get(&self.thread_key()).is_some_and(|heard| self.clock <= *heard)

@@ -11,6 +11,7 @@ use super::mutation::Change;
 use super::named::{self, NamedCall};
 use super::shared::SharedView;
 use super::stack;
+use super::wgmma::Products;
 use crate::kernel::Dim3;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
@@ -36,6 +37,8 @@ pub(crate) enum Pause {
     },
     Warp(WarpCall),
     Named(NamedCall),
+    /// It asks which lanes are with it.
+    Active,
     /// It could go on, and lets others go first.
     Turn,
 }
@@ -75,6 +78,8 @@ pub(crate) struct Lane {
     pub(super) parked_at: Cell<usize>,
     /// Whether it has waited for the launch before.
     pub(super) waited: Cell<bool>,
+    /// The phase of the cluster's barrier in which it has arrived and for which it has not waited.
+    pub(super) arrived: Cell<Option<u32>>,
     /// Its block's shared memory.
     pub(super) shared: SharedView,
     /// What it has spent of [`FUEL`] since it last got a turn.
@@ -86,6 +91,10 @@ pub(crate) struct Lane {
     pub(crate) copies: RefCell<Copies>,
     /// The same of bulk copies to global memory.
     pub(super) stores: RefCell<Stores>,
+    /// The same of its group's products.
+    pub(super) products: RefCell<Products>,
+    /// The addresses of tensor maps that it has acquired.
+    pub(super) maps: RefCell<Vec<u64>>,
 }
 
 /// What a thread may spend until it gives way: 64 atomics or fences, four pauses, or very many plain
@@ -109,22 +118,28 @@ impl Lane {
             stack: Cell::new((0, 0)),
             parked_at: Cell::new(0),
             waited: Cell::new(false),
+            arrived: Cell::new(None),
             shared,
             spent: Cell::new(0),
             unwatched: Cell::new(0),
             look: Cell::new(None),
             copies: RefCell::default(),
             stores: RefCell::default(),
+            products: RefCell::default(),
+            maps: RefCell::default(),
         }
     }
 
     pub(super) fn reset(&self) {
         self.state.set(State::NotStarted);
         self.waited.set(false);
+        self.arrived.set(None);
         self.refuel(false);
         self.look.set(None);
         self.copies.borrow_mut().clear();
         self.stores.borrow_mut().clear();
+        self.products.borrow_mut().clear();
+        self.maps.borrow_mut().clear();
     }
 
     /// The part of its stack that it uses while it is parked.
@@ -248,7 +263,7 @@ fn below() -> usize {
 /// another thread's stack than the calls before them are foretold wrongly, at some twenty cycles each. So
 /// between two changes of stacks there shall be as many returns as calls.
 #[inline(always)]
-fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
+pub(super) fn park(pause: Pause, place: &'static Location<'static>) -> u64 {
     let yielder = with_lane(|lane| {
         if lane.block().is_guest.get() {
             lane.parked_at.set(below().saturating_sub(PARKING_FRAMES));
@@ -299,12 +314,12 @@ pub(super) fn before_plain(lane: &Lane, look: impl FnOnce() -> Look, place: &'st
 }
 
 /// Whether this change is made here, of a kernel broken on purpose.
-fn breaks(change: Change, place: &'static Location<'static>) -> bool {
+pub(super) fn breaks(change: Change, place: &'static Location<'static>) -> bool {
     with_lane(|lane| lane.block().breaks(change, place))
 }
 
 /// The calls that have led here, if races are checked.
-fn calls() -> Option<&'static Calls> {
+pub(super) fn calls() -> Option<&'static Calls> {
     with_lane(|lane| {
         lane.block().races.as_ref()?;
         let (start, end) = lane.stack.get();
@@ -440,6 +455,12 @@ pub(crate) fn shuffle(mask: u32, kind: ShuffleKind, value: u64, param: u32, widt
         raise(Location::caller(), FaultKind::ShuffleWidth { width });
     }
     warp_call(WarpCall::new(mask, WarpOp::Shuffle(kind, width), value, param))
+}
+
+#[track_caller]
+pub(crate) fn active_mask() -> u32 {
+    with_lane(|lane| lane.block().asking.update(|asking| asking + 1));
+    park(Pause::Active, Location::caller()) as u32
 }
 
 pub(crate) fn wait_for_previous() {

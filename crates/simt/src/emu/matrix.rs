@@ -4,6 +4,7 @@ use super::collective::{WarpCall, WarpOp};
 use super::lane::{Lane, warp_call, with_lane};
 use super::shared::{check_shared_read, locate_shared};
 use super::tensor::{self, Format, TensorCores};
+use super::wgmma::{self, GroupCall};
 use crate::warp::FULL_MASK;
 use crate::{Pod, Shared};
 use core::panic::Location;
@@ -16,6 +17,8 @@ pub(crate) enum MatrixOp {
     Integer,
     /// Four 8 × 8 matrices of 16-bit elements, a row a lane.
     Load { transposed: bool },
+    /// A call of a group of warps; the value is the address of the lane's [`Fragments`](wgmma::Fragments).
+    Group(GroupCall),
 }
 
 /// A lane's registers. They lie on its stack while it is parked.
@@ -59,6 +62,9 @@ fn read_row<T: Pod>(lane: &Lane, rows: Shared<T>, index: u32, place: &'static Lo
 
 /// Computes every lane's result; `addresses` are those of the lanes' operands.
 pub(super) fn exchange(op: MatrixOp, addresses: &[u64; 32], tensor_cores: TensorCores) {
+    if let MatrixOp::Group(_) = op {
+        return wgmma::exchange(addresses);
+    }
     // SAFETY: all 32 lanes are parked in `meet`, with their operands on their stacks, and this thread runs
     // them all.
     let lanes = addresses.map(|address| unsafe { &*(address as *const Operands) });
@@ -66,6 +72,7 @@ pub(super) fn exchange(op: MatrixOp, addresses: &[u64; 32], tensor_cores: Tensor
         MatrixOp::Float(format) => float(format, &lanes, tensor_cores),
         MatrixOp::Integer => integer(&lanes),
         MatrixOp::Load { transposed } => distribute(&lanes, transposed),
+        MatrixOp::Group(_) => return,
     };
     for (address, result) in addresses.iter().zip(results) {
         // SAFETY: as above; the shared references are gone.

@@ -46,6 +46,7 @@ pub(super) mod agent {
 
     const READS: u16 = 1 << 15;
     const WRITES: u16 = 3 << 14;
+    const PRODUCTS: u16 = READS | 1 << 13;
 
     /// Copies to shared memory that the mbarrier at `offset` waits for, in its phase number `phase`.
     pub(in super::super) fn of_barrier(offset: u32, phase: u32) -> Agent {
@@ -58,7 +59,17 @@ pub(super) mod agent {
         Agent { id: READS | thread as u16, time: group + 1 }
     }
 
-    /// The same of what they write.
+    /// What a warp's products read, in its group number `group`; by the warp's first thread.
+    pub(in super::super) fn products(thread: u32, group: u32) -> Agent {
+        Agent { id: PRODUCTS | thread as u16, time: group + 1 }
+    }
+
+    /// Whether an agent's number is that of products.
+    pub(in super::super) fn is_of_products(id: u16) -> bool {
+        id & (WRITES | PRODUCTS) == PRODUCTS
+    }
+
+    /// What a thread's copies to global memory write, in its group number `group`.
     pub(in super::super) fn writes(thread: u32, group: u32) -> Agent {
         Agent { id: WRITES | thread as u16, time: group + 1 }
     }

@@ -1,5 +1,7 @@
 //! Checked access to global and shared memory.
 
+use super::block::Block;
+use super::cluster::with_past_of;
 use super::fault::{FaultKind, Space};
 use super::history::Access;
 use super::lane::{Lane, Look, after_atomic, before_atomic, before_plain, raise, with_lane};
@@ -50,7 +52,7 @@ pub(super) fn watch(
         let kind = Kind { access, bytes: bytes as u8 };
         match space {
             Space::Global => record::<GLOBAL, true>(lane, byte, index, kind, place),
-            Space::Shared => record::<SHARED, true>(lane, byte, index, kind, place),
+            Space::Shared | Space::Cluster => record::<SHARED, true>(lane, byte, index, kind, place),
         }
     }
 }
@@ -157,33 +159,35 @@ fn track<const COUNTS: bool>(
     }
 }
 
-/// An atomic on the word at `pointer`, which makes `update` of its value and which `apply` does there: what
-/// it found.
+/// An atomic on the word at `pointer`, of `owner`'s memory if that is a block's, which makes `update` of its
+/// value and which `apply` does there: what it found.
 ///
 /// # Safety
 /// `pointer` is valid and aligned, and no other OS thread writes there if races are checked.
 pub(super) unsafe fn atomic<T: AtomicWord>(
     lane: &Lane,
+    owner: &Block,
     access: Access,
     at: (Space, u64),
     pointer: *const T,
     (update, apply): (impl Fn(T) -> T, impl FnOnce() -> T),
     place: &'static Location<'static>,
 ) -> T {
-    let Some(races) = &lane.block().races else {
+    if lane.block().races.is_none() {
         let old = apply();
         if update(old) != old {
-            changed::<T>(lane, at, place);
+            changed::<T>(lane, owner, at, place);
         }
         return old;
-    };
+    }
     // SAFETY: says the caller; with races checked, all blocks share one OS thread.
     let now = number(unsafe { pointer.read() });
     let updated = |value| number(update(word(value)));
-    let early = races.borrow_mut().early(lane, access, at, now, updated, place);
+    let early =
+        with_past_of(lane, owner, |races| races.early(lane, access, at, now, updated, place)).flatten();
     let seen = early.or_else(|| {
         let is_look = |value| updated(value) == value;
-        races.borrow_mut().look(lane, access, at, now, is_look, place)
+        with_past_of(lane, owner, |races| races.look(lane, access, at, now, is_look, place)).flatten()
     });
     let old = seen.unwrap_or_else(|| number(apply()));
     let new = updated(old);
@@ -191,18 +195,20 @@ pub(super) unsafe fn atomic<T: AtomicWord>(
         // Nobody sees it but the thread itself, perhaps.
         lane.block().changed.set(true);
     } else if seen.is_none() && new != old {
-        changed::<T>(lane, at, place);
-        races.borrow_mut().changed(lane, at, (old, new), access, place);
+        changed::<T>(lane, owner, at, place);
+        with_past_of(lane, owner, |races| races.changed(lane, at, (old, new), access, place));
     }
     // Who sees what came in ahead of the newest value must know of nothing newer: that is not asked here.
     let sets = seen.is_none() && (access.is_put() || new != old);
-    let late = races.borrow_mut().late(lane, access, at, (old, sets.then_some(new)), place);
+    let set = (old, sets.then_some(new));
+    let late = with_past_of(lane, owner, |races| races.late(lane, access, at, set, place)).flatten();
     word(late.unwrap_or(old))
 }
 
 /// Notes that an atomic has brought another value to the word at `byte`.
-fn changed<T>(lane: &Lane, (space, byte): (Space, u64), place: &'static Location<'static>) {
+fn changed<T>(lane: &Lane, owner: &Block, (space, byte): (Space, u64), place: &'static Location<'static>) {
     lane.block().changed.set(true);
+    owner.changed.set(true);
     if let Some(watchpoint) = lane.block().watchpoint.as_ref().filter(|_| space == Space::Global) {
         watchpoint.note(lane, byte, size_of::<T>(), place);
     }
@@ -353,7 +359,7 @@ pub(crate) fn global_atomic<T: AtomicWord>(
         // SAFETY: as above.
         let old = unsafe {
             let at = (Space::Global, address);
-            atomic(lane, access, at, address as *const T, (update, apply), place)
+            atomic(lane, lane.block(), access, at, address as *const T, (update, apply), place)
         };
         (old, address)
     });

@@ -10,8 +10,11 @@
 //! - a read of shared memory that nobody wrote;
 //! - a read or write of shared memory that an asynchronous copy is still on its way to;
 //! - an mbarrier that is used before it is there, or that more threads or bytes come to than it expects; a
-//!   bulk copy of a wrong size or place, or that nobody waits for;
+//!   bulk copy of a wrong size or place, or that nobody waits for; a tensor copy by a map that is none, or
+//!   of another rank, or to a place that is not aligned;
 //! - a barrier that not all threads reach, or that they reach at different places;
+//! - a rank that a cluster does not have, another block's shared memory before that block has started or
+//!   behind its end, a cluster's barrier that not all threads reach;
 //! - a lane missing from a shuffle's or vote's mask, or named in it and elsewhere;
 //! - a panic (on the device the grid would trap); local variables that overflow the thread's stack;
 //! - threads that wait for each other, or for a word, while nothing changes any more;
@@ -32,6 +35,7 @@ mod block;
 mod bulk;
 mod calls;
 mod clock;
+mod cluster;
 mod collective;
 mod fault;
 mod fixed;
@@ -54,10 +58,13 @@ mod rows;
 mod shared;
 mod stack;
 mod target;
+mod team;
 pub mod tensor;
+mod tiles;
 pub mod traffic;
 mod trap;
 mod weak;
+pub(crate) mod wgmma;
 
 use crate::kernel::{ArgMemory, Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape};
 use crate::print::{Sink, away_from_sink};
@@ -69,20 +76,23 @@ pub use calls::mark;
 #[doc(hidden)]
 pub use fault::interned;
 pub use fault::{
-    Endless, Excess, Fault, FaultKind, OrderDependence, Place, Race, Space, ThreadId, Wait, WaitFor,
+    Endless, Excess, Fault, FaultKind, OrderDependence, Place, ProductFault, Race, Space, ThreadId,
+    TileMistake, Wait, WaitFor,
 };
 pub use mutation::MUTATION_VARIABLE;
 pub use options::{EmuOptions, SCHEDULE_VARIABLE, STREAM_CHECK_VARIABLE, Schedule};
 pub(crate) use target::current as current_target;
 pub use target::{EMULATE_VARIABLE, Target, UnknownTarget};
 pub use tensor::TensorCores;
+pub use tiles::{tensor_map, tensor_map_mut};
 
 pub(crate) use async_copy::{copies_commit, copies_wait, copy_async};
 pub(crate) use bulk::{bulk_commit, bulk_fence, bulk_load, bulk_store, bulk_wait};
+pub(crate) use cluster::{Remote, check_rank, cluster_atomic, cluster_barrier, cluster_load, cluster_store};
 pub(crate) use collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind};
 pub(crate) use lane::{
-    BarrierKind, barrier, fence, match_all, match_any, named_barrier, pause, reduce, shuffle, sync_warp,
-    vote, wait_for_previous, with_lane,
+    BarrierKind, active_mask, barrier, fence, match_all, match_any, named_barrier, pause, reduce, shuffle,
+    sync_warp, vote, wait_for_previous, with_lane,
 };
 pub(crate) use matrix::{MatrixOp, load_matrix, matrix};
 pub(crate) use mbarrier::{Named, mbarrier_arrive, mbarrier_init, mbarrier_invalidate, mbarrier_try_wait};
@@ -90,6 +100,7 @@ pub(crate) use memory::{global_atomic, global_load, global_load_readonly, global
 pub(crate) use rows::{check_matrix, check_place, check_slice};
 pub(crate) use shared::{shared_atomic, shared_load, shared_store};
 pub(crate) use tensor::Format;
+pub(crate) use tiles::{tile_acquire, tile_load, tile_prefetch, tile_store};
 
 /// The most dynamic shared memory a block may have on any GPU: what compute capability 9.0 allows.
 /// [`Target::max_shared_bytes`] is that of one.
@@ -105,8 +116,8 @@ pub const MAX_BLOCK_THREADS: u64 = 1024;
 /// else may use that memory meanwhile. Everything else the emulator checks itself.
 ///
 /// # Errors
-/// The fault of the lowest-numbered block that has one; in an order that a [`Schedule`] names, the first
-/// fault that happens. Memory written before it stays written.
+/// The fault of the lowest-numbered block that has one, or cluster of blocks; in an order that a [`Schedule`]
+/// names, the first fault that happens. Memory written before it stays written.
 pub unsafe fn launch<A: KernelArgs>(
     kernel: &Kernel<A>,
     shape: LaunchShape,
@@ -165,6 +176,7 @@ fn memory_of<A: KernelArgs>(args: &A, options: &EmuOptions) -> Vec<(&'static str
     let mut memory = Vec::new();
     if options.memory_check || options.race_check || options.orders > 0 || allocations::any() {
         args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
+        tiles::add_tensors(&mut memory);
     }
     memory
 }
@@ -238,6 +250,10 @@ fn check_shape(info: &'static KernelInfo, shape: LaunchShape, target: Target) ->
             "a block of {} is {threads} threads; the most is {most}, 64 along z",
             shape.block
         ));
+    }
+    let cluster = info.cluster;
+    if !shape.grid.is_multiple_of(cluster) {
+        return refuse(format!("grid {} is no multiple of the kernel's cluster {cluster}", shape.grid));
     }
     let most = target.max_shared_bytes();
     if shape.shared_bytes > most {

@@ -12,6 +12,9 @@ use core::panic::Location;
 /// How many a block has; number 0 is that of `sync_threads`.
 pub(crate) const BARRIERS: usize = 16;
 
+/// In the place of a number, the cluster's barrier; its threads are all of the cluster's.
+pub(super) const CLUSTER: u32 = BARRIERS as u32;
+
 /// One lane's call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedCall {

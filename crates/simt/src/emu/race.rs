@@ -30,7 +30,10 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 mod copies;
+mod remote;
 mod weakly;
+
+use remote::Past;
 
 /// An asynchronous copy that reads global memory and has not been waited for.
 struct Source {
@@ -66,9 +69,8 @@ pub(crate) struct Races {
     clocks: Vec<Clock>,
     /// Block barriers passed by the block that runs.
     epoch: u32,
-    shared: Memory,
-    shared_words: ByAddress<Word>,
-    shared_versions: ByAddress<Versions>,
+    /// Of its shared memory.
+    past: Past,
     /// Whether looks may see older values.
     weak: bool,
 }
@@ -80,23 +82,19 @@ impl Races {
             grid,
             clocks: (0..threads as usize).map(|thread| Clock::start(thread % 32, &nothing)).collect(),
             epoch: 0,
-            shared: Memory::default(),
-            shared_words: ByAddress::default(),
-            shared_versions: ByAddress::default(),
+            past: Past::default(),
             weak,
         }
     }
 
     /// The next block starts: it has heard of no other.
-    pub(super) fn enter_block(&mut self) {
+    pub(super) fn enter_block(&mut self, block: u64) {
         let nothing = Rc::default();
         for (thread, clock) in self.clocks.iter_mut().enumerate() {
             *clock = Clock::start(thread % 32, &nothing);
         }
         self.epoch = 0;
-        self.shared.clear();
-        self.shared_words.clear();
-        self.shared_versions.clear();
+        self.past.begin(block);
     }
 
     /// The block ends: what it has not waited for nobody will look at.
@@ -210,7 +208,7 @@ impl Races {
         let Some(clock) = self.clocks.get(lane.linear as usize) else { return false };
         let event = self.event_at(lane, clock, access, place);
         if space == Space::Shared {
-            return self.shared.takes(start, bytes, &event);
+            return self.past.memory.takes(start, bytes, &event);
         }
         let Ok(mut grid) = self.grid.try_borrow_mut() else { return false };
         (!access.writes() || grid.sources.is_empty()) && grid.memory.takes(start, bytes, &event)
@@ -228,11 +226,11 @@ impl Races {
     ) -> Option<FaultKind> {
         let event = self.event(lane, access, place);
         let clock = &mut self.clocks[lane.linear as usize];
-        if space == Space::Shared {
+        if space != Space::Global {
             if access.is_atomic() {
-                hand_on(&mut self.shared_words, start, clock, &event);
+                hand_on(&mut self.past.words, start, clock, &event);
             }
-            return check(&mut self.shared, lane, (&event, clock), space, (start, index), bytes);
+            return check(&mut self.past.memory, lane, (&event, clock), space, (start, index), bytes);
         }
         let grid = &mut *self.grid.borrow_mut();
         if access.writes() && !grid.sources.is_empty() {
@@ -294,7 +292,7 @@ impl Races {
         byte: u64,
     ) -> Option<(ThreadId, Place)> {
         let mut grid = self.grid.borrow_mut();
-        let memory = if space == Space::Global { &mut grid.memory } else { &mut self.shared };
+        let memory = if space == Space::Global { &mut grid.memory } else { &mut self.past.memory };
         let event = memory.of_byte(byte).changed()?;
         Some((thread(shape, event), Place::from(event.place)))
     }

@@ -100,12 +100,20 @@ impl SharedMemory {
         known & barrier & !(known << 1) != 0
     }
 
+    /// Why bytes that are not all written must not be accessed, if there is more to say.
+    pub(super) fn in_the_way(&self, offset: u32, bytes: usize) -> Option<FaultKind> {
+        if self.is_awaited(offset, bytes) {
+            return Some(FaultKind::CopyUnderWay { offset, bytes });
+        }
+        self.is_barrier(offset, bytes).then_some(FaultKind::MbarrierBytes { offset, bytes })
+    }
+
     pub(super) fn is_written(&self, offset: u32, bytes: usize) -> bool {
         let mask = Self::mask(offset, bytes);
         self.known[offset as usize / 16].get() & mask == mask
     }
 
-    fn mark_written(&self, offset: u32, bytes: usize) {
+    pub(super) fn mark_written(&self, offset: u32, bytes: usize) {
         let unit = &self.known[offset as usize / 16];
         unit.set(unit.get() | Self::mask(offset, bytes));
     }
@@ -134,7 +142,7 @@ impl SharedView {
     /// # Safety
     /// As for [`is_written`](Self::is_written).
     #[inline(always)]
-    unsafe fn read<V: Pod>(&self, at: usize) -> V {
+    pub(super) unsafe fn read<V: Pod>(&self, at: usize) -> V {
         // SAFETY: inside, says the caller; any bytes are a `V`.
         unsafe { self.data.add(at).cast::<V>().read_unaligned() }
     }
@@ -142,7 +150,7 @@ impl SharedView {
     /// # Safety
     /// As for [`is_written`](Self::is_written).
     #[inline(always)]
-    unsafe fn write<V: Pod>(&self, at: usize, value: V) {
+    pub(super) unsafe fn write<V: Pod>(&self, at: usize, value: V) {
         // SAFETY: inside, says the caller.
         unsafe { self.data.add(at).cast::<V>().write_unaligned(value) }
     }
@@ -177,11 +185,8 @@ pub(super) fn check_written(lane: &Lane, offset: u32, bytes: usize, place: &'sta
 
 #[inline(always)]
 pub(super) fn check_arrived(lane: &Lane, offset: u32, bytes: usize, place: &'static Location<'static>) {
-    if lane.block().shared.is_awaited(offset, bytes) {
-        raise(place, FaultKind::CopyUnderWay { offset, bytes });
-    }
-    if lane.block().shared.is_barrier(offset, bytes) {
-        raise(place, FaultKind::MbarrierBytes { offset, bytes });
+    if let Some(kind) = lane.block().shared.in_the_way(offset, bytes) {
+        raise(place, kind);
     }
 }
 
@@ -323,7 +328,9 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
             }
         };
         // SAFETY: as above.
-        let old = unsafe { atomic(lane, access, (Space::Shared, byte), pointer, (update, apply), place) };
+        let old = unsafe {
+            atomic(lane, lane.block(), access, (Space::Shared, byte), pointer, (update, apply), place)
+        };
         (old, byte)
     });
     after_atomic(Look { space: Space::Shared, byte, index: index as u64, value: Some(number(old)) }, place);

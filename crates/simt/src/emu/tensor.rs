@@ -66,6 +66,16 @@ impl TensorCores {
         }
     }
 
+    /// One element of [`mma_16x8x16`](Self::mma_16x8x16): that of a row of A and a column of B.
+    pub fn dot(self, format: Format, a: &[u16; 16], b: &[u16; 16], c: u32) -> u32 {
+        let (a, b) = (a.map(|x| operand(x, format)), b.map(|x| operand(x, format)));
+        match self {
+            TensorCores::Volta => chain::<23, 4>(format, &a, &b, c),
+            TensorCores::Turing | TensorCores::Ampere => chain::<24, 8>(format, &a, &b, c),
+            TensorCores::Hopper => chain::<25, 16>(format, &a, &b, c),
+        }
+    }
+
     /// D = A·B + C of one tile: `a` [16 rows, 16], `b` [8 columns, 16], `c` and the result [16 rows, 8
     /// columns], all as bits.
     pub fn mma_16x8x16(
@@ -221,27 +231,40 @@ fn tile<const KEPT: i32, const STEPS: usize>(
     let decode = |bits: &[u16; 16]| bits.map(|x| operand(x, format));
     let a = a.each_ref().map(decode);
     let b = b.each_ref().map(decode);
-    // A product has the fraction bits of both operands.
-    let to_kept = KEPT - if format == Format::F16 { 20 } else { 14 };
     let mut d = *c;
     for (row, a) in a.iter().enumerate() {
         for (column, b) in b.iter().enumerate() {
-            for (a, b) in a.chunks_exact(STEPS).zip(b.chunks_exact(STEPS)) {
-                let mut sum = Sum::<KEPT>::new();
-                for (x, y) in a.iter().zip(b) {
-                    if x.infinite || y.infinite || x.nan || y.nan {
-                        sum.nan |= x.nan || y.nan || x.mantissa == 0 || y.mantissa == 0;
-                        sum.add_infinity((x.mantissa < 0) != (y.mantissa < 0));
-                    } else {
-                        sum.add(x.exponent + y.exponent, (x.mantissa * y.mantissa) << to_kept);
-                    }
-                }
-                sum.add_accumulator(d[row][column]);
-                d[row][column] = sum.result();
-            }
+            d[row][column] = chain::<KEPT, STEPS>(format, a, b, d[row][column]);
         }
     }
     d
+}
+
+/// One element: sums of `STEPS` products one after another, from the accumulator `c` on.
+#[inline(always)]
+fn chain<const KEPT: i32, const STEPS: usize>(
+    format: Format,
+    a: &[Operand; DEPTH],
+    b: &[Operand; DEPTH],
+    c: u32,
+) -> u32 {
+    // A product has the fraction bits of both operands.
+    let to_kept = KEPT - if format == Format::F16 { 20 } else { 14 };
+    let mut total = c;
+    for (a, b) in a.chunks_exact(STEPS).zip(b.chunks_exact(STEPS)) {
+        let mut sum = Sum::<KEPT>::new();
+        for (x, y) in a.iter().zip(b) {
+            if x.infinite || y.infinite || x.nan || y.nan {
+                sum.nan |= x.nan || y.nan || x.mantissa == 0 || y.mantissa == 0;
+                sum.add_infinity((x.mantissa < 0) != (y.mantissa < 0));
+            } else {
+                sum.add(x.exponent + y.exponent, (x.mantissa * y.mantissa) << to_kept);
+            }
+        }
+        sum.add_accumulator(total);
+        total = sum.result();
+    }
+    total
 }
 
 /// D = A·B + C of one integer tile, modulo 2^32: `a` [16 rows, 32], `b` [8 columns, 32].

@@ -5,7 +5,7 @@ use super::allocations::Tracked;
 use super::fault::Fault;
 use super::history::Access;
 use super::lane::Lane;
-use super::{Asked, EmuOptions, mutation, run_grid};
+use super::{Asked, EmuOptions, mutation, run_grid, tiles};
 use crate::kernel::{ArgMemory, Kernel, KernelArgs, LaunchShape};
 use crate::print::Sink;
 use std::ops::Range;
@@ -144,6 +144,7 @@ pub unsafe fn launch_recorded<A: KernelArgs>(
     let (body, args) = (kernel.body(), mutation::arguments(kernel.info(), args));
     let mut memory: Vec<(&'static str, ArgMemory)> = Vec::new();
     args.memory(&mut |parameter, handle| memory.push((parameter, handle)));
+    tiles::add_tensors(&mut memory);
     let traffic = Arc::new(Traffic::over(&memory));
     let asked = Asked { traffic: Some(traffic.clone()), sink: sink.cloned(), ..Asked::default() };
     run_grid(kernel.info(), shape, &move || body(args), options, &memory, asked)?;
@@ -155,7 +156,7 @@ mod tests {
     use super::*;
 
     fn memory(address: u64, bytes: u64) -> (&'static str, ArgMemory) {
-        ("x", ArgMemory { address, bytes, element_bytes: 1, writable: true })
+        ("x", ArgMemory { address, bytes, element_bytes: 1, writable: true, maps: false })
     }
 
     /// The bytes touched: starts and ends of ranges of addresses.

@@ -15,6 +15,8 @@
 //! | `unwritten_shared` | a read, vector or atomic, of unwritten bytes | `Uninitialized` | yes | yes |
 //! | `shuffle_mask` | a caller that its mask does not name | `LaneNotInMask` | yes | yes |
 //! | `shuffle_mask` | a named lane that returned, never was, or waits elsewhere | `LaneMissing` | yes | yes |
+//! | `active_lanes` | lanes that were together, taken for a branch | `LaneMissing` | by order | by order |
+//! | `active_lanes` | which lanes are together decides | `OrderDependence` | with `orders` | with `orders` |
 //! | `shuffle_source` | a shuffle that reads a lane outside its mask | `ShuffleSource` | yes | yes |
 //! | `shuffle_source` | a group width that no GPU has | `ShuffleWidth` | yes | yes |
 //! | `block_overlap` | two blocks on one output, or on each other's input | `Race` | passes | yes |
@@ -34,6 +36,16 @@
 //! | `bulk_copies` | a use by who has not waited, a tile filled again too early | `Race` | passes | yes |
 //! | `bulk_copies` | a source that is written too early | `CopySource` | passes | yes |
 //! | `bulk_copies` | a plain write or an `init` without a fence for copies | `NoProxyFence` | passes | yes |
+//! | `products` | sums used early, products left behind, warps that part | `Products` | yes | yes |
+//! | `products` | an operand of a wrong place | `Misaligned` and others | yes | yes |
+//! | `products` | an operand that is written too early | `CopySource` | passes | yes |
+//! | `products` | plain stores to an operand without a fence | `NoProxyFence` | passes | yes |
+//! | `tiles` | a map that is none, not acquired or of another rank, a wrong place | `Tile` | yes | yes |
+//! | `tiles` | a box used or changed early, not shown, or of two blocks | `Race` and others | passes | yes |
+//! | `clusters` | no such rank, a block that is not there | `ClusterRank` and others | yes | yes |
+//! | `clusters` | … where the order of blocks hides it | `ClusterEnded` | passes | yes |
+//! | `clusters` | none comes, an arrival too many | `ClusterBarrier`, `ClusterArrival` | yes | yes |
+//! | `clusters` | another block's element, no barrier of the cluster in between | `Race` | passes | yes |
 //! | `late_wait` | a kernel that is to wait for the launch before, a path without | `NoWait` | yes | yes |
 //! | `waits` | a lock kept, a circle, no room, a fault that others wait for | `EndlessWait` | yes | yes |
 //! | `panics` | an assertion, an index, a division by zero | `Panic` | yes | yes |
@@ -41,12 +53,14 @@
 //! `orders` holds what schedules promise, `runner` what the launch itself promises: which fault is reported,
 //! and that threads that a fault leaves parked are unwound.
 
+mod active_lanes;
 mod alignment;
 mod async_copies;
 mod block_overlap;
 mod block_race;
 mod bounds;
 mod bulk_copies;
+mod clusters;
 mod divergent_barrier;
 mod late_wait;
 mod matrices;
@@ -55,12 +69,14 @@ mod missing_fence;
 mod narrow_scope;
 mod orders;
 mod panics;
+mod products;
 mod runner;
 mod shared_size;
 mod shuffle_mask;
 mod shuffle_source;
 mod support;
 mod tail;
+mod tiles;
 mod unwritten_shared;
 mod waits;
 mod warp_race;

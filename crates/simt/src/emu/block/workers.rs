@@ -1,11 +1,11 @@
 //! Coroutines: each takes a thread of the block, and the next one when that is done.
 
-use super::super::bulk;
 use super::super::fault::{Fault, FaultKind};
 use super::super::lane::{CURRENT, State};
 use super::super::panics;
 use super::super::stack::ThreadStack;
 use super::super::trap::{self, End};
+use super::super::{bulk, wgmma};
 use super::{Block, Runner};
 use corosensei::stack::Stack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -21,7 +21,7 @@ impl<'a> Runner<'a> {
         let place = self.vacant.pop().unwrap_or(self.workers.len());
         let stack = match &self.lodging {
             None => ThreadStack::get(bytes),
-            Some(lodging) => lodging.stack(self.number(), place),
+            Some(lodging) => lodging.stack(self.block.number.get(), place),
         };
         let stack = stack.map_err(|error| {
             let threads = self.block.threads;
@@ -53,6 +53,9 @@ impl<'a> Runner<'a> {
                 if let Some((place, kind)) = bulk::end(lane) {
                     resume_unwind(Box::new(Fault::of(lane, Some(place), kind)));
                 }
+                if let Some(kind) = wgmma::end(lane) {
+                    resume_unwind(Box::new(Fault::of(lane, None, kind)));
+                }
                 lane.state.set(State::Done);
                 block.ended.set(true);
             }
@@ -67,13 +70,13 @@ impl<'a> Runner<'a> {
     }
 
     /// Threads that are parked unwind here, while their stacks and lanes still exist.
-    pub(super) fn unwind(&mut self) {
+    pub(in super::super) fn unwind(&mut self) {
         for place in 0..self.workers.len() {
             let Some(worker) = self.workers[place].take() else { continue };
             match &self.lodging {
                 None => drop(worker),
                 Some(lodging) => {
-                    lodging.enter(self.number(), place);
+                    lodging.enter(self.block.number.get(), place);
                     drop(worker);
                     lodging.leave(place);
                 }
@@ -94,7 +97,7 @@ impl<'a> Runner<'a> {
 
     /// Lets a coroutine run until a thread on it parks or it has no thread left.
     pub(super) fn drive(&mut self, worker: usize, value: u64) -> Result<(), Box<Fault>> {
-        let number = self.number();
+        let number = self.block.number.get();
         let Some(slot) = &mut self.workers[worker] else { unreachable!("a parked thread has a coroutine") };
         if let Some(lodging) = &self.lodging {
             lodging.enter(number, worker);

@@ -33,6 +33,7 @@ impl fmt::Display for WaitFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             WaitFor::Barrier => f.write_str("waits at a barrier for the rest of its block"),
+            WaitFor::Cluster => f.write_str("waits at the cluster's barrier for the rest of its cluster"),
             WaitFor::Lanes { mask } => write!(f, "waits for the other lanes of mask {mask:#010x}"),
             WaitFor::Phase { index, parity, arrivals, count, bytes, last } => {
                 write!(
@@ -205,7 +206,8 @@ impl fmt::Display for FaultKind {
                 }
             }
             FaultKind::BulkSize { bytes } => write!(f, "a bulk copy of {bytes} bytes: a multiple of 16 is needed"),
-            FaultKind::BulkLeft { space: Space::Shared } => {
+            FaultKind::Products(fault) => fault.fmt(f),
+            FaultKind::BulkLeft { space: Space::Shared | Space::Cluster } => {
                 f.write_str("the block ends and nobody has waited for this copy to its shared memory")
             }
             FaultKind::BulkLeft { space: Space::Global } => f.write_str(
@@ -213,9 +215,38 @@ impl fmt::Display for FaultKind {
             ),
             FaultKind::NoProxyFence(pair) => write!(
                 f,
-                "a bulk copy need not see a plain write: {}; the writer needs a fence of `simt::bulk` behind it, ahead of \
+                "a bulk copy or product need not see a plain write: {}; the writer needs a fence of `simt::bulk` behind it, ahead of \
                  what hands it on",
                 pair.both()
+            ),
+            FaultKind::ClusterRank { rank, size } => {
+                write!(f, "block {rank} of a cluster of {size} blocks: ranks are 0 to {}", size - 1)
+            }
+            FaultKind::ClusterNotStarted { rank } => write!(
+                f,
+                "access to the shared memory of block {rank} of the cluster, which may not have started: a barrier of the \
+                 cluster is needed first"
+            ),
+            FaultKind::ClusterEnded { rank } => write!(
+                f,
+                "access to the shared memory of block {rank} of the cluster, which may have ended by then: let that block \
+                 wait at a barrier of the cluster behind the last access"
+            ),
+            FaultKind::ClusterUnwritten { rank, offset, bytes } => write!(
+                f,
+                "read of {bytes} bytes of the shared memory of block {rank} of the cluster at offset {offset} that no thread \
+                 wrote"
+            ),
+            FaultKind::ClusterArrival { waits: false } => {
+                f.write_str("the thread arrives at the cluster's barrier twice and has not waited in between")
+            }
+            FaultKind::ClusterArrival { waits: true } => {
+                f.write_str("the thread waits at the cluster's barrier and has not arrived there")
+            }
+            FaultKind::ClusterBarrier { absent, waits_at } => write!(
+                f,
+                "the cluster's barrier: {absent}, of the same cluster, does not reach it; {}",
+                elsewhere(waits_at)
             ),
             FaultKind::LaneNotInMask { mask, lane } => {
                 write!(f, "lane {lane} calls a warp primitive with mask {mask:#010x}, which does not name it")
@@ -251,9 +282,10 @@ impl fmt::Display for FaultKind {
             ),
             FaultKind::CopySource(pair) => write!(
                 f,
-                "source of an asynchronous copy that is under way: {}; wait for the copy's group or mbarrier first",
+                "source of an asynchronous copy that is under way: {}; wait for its group or mbarrier first",
                 pair.both()
             ),
+            FaultKind::Tile(mistake) => write!(f, "{mistake}"),
             FaultKind::AtomicWidths(pair) => write!(
                 f,
                 "atomics of two widths on the same bytes: {}; such are not atomic to each other",

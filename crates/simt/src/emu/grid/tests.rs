@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::emu::EmuOptions;
+use crate::kernel::Dim3;
 
 static INFO: KernelInfo = KernelInfo {
     name: "none",
@@ -12,6 +13,8 @@ static INFO: KernelInfo = KernelInfo {
     overlaps: false,
     waits_late: false,
     min_sm: 0,
+    only_sm: 0,
+    cluster: Dim3 { x: 1, y: 1, z: 1 },
 };
 
 fn setting(shape: LaunchShape, schedule: Schedule, race_check: bool) -> Setting<'static> {

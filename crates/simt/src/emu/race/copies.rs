@@ -11,8 +11,8 @@ use core::panic::Location;
 use std::rc::Rc;
 
 impl Races {
-    /// A copy that this thread starts reads or writes so many bytes, a multiple of 16, from `start` on, whose
-    /// first element is `index`, until somebody waits for `agent`.
+    /// A copy that this thread starts reads or writes so many bytes from `start` on, whose first element is
+    /// `index`, until somebody waits for `agent`.
     pub(in super::super) fn copy(
         &mut self,
         lane: &Lane,
@@ -29,7 +29,9 @@ impl Races {
         if access.writes() && space == Space::Global && !grid.sources.is_empty() {
             let mut units =
                 (start / 16..(start + bytes as u64).div_ceil(16)).filter_map(|at| grid.sources.get(&at));
-            if let Some(source) = units.find_map(|sources| sources.first()) {
+            let end = start + bytes as u64;
+            let meets = |source: &&super::Source| source.start < end && start < source.end;
+            if let Some(source) = units.find_map(|sources| sources.iter().find(meets)) {
                 return Some(FaultKind::CopySource(pair(
                     &event,
                     (shape, &source.event),
@@ -39,7 +41,7 @@ impl Races {
                 )));
             }
         }
-        let memory = if space == Space::Global { &mut grid.memory } else { &mut self.shared };
+        let memory = if space == Space::Global { &mut grid.memory } else { &mut self.past.memory };
         memory.visit(start, bytes, |byte, history| {
             let fault = |kind: fn(Box<super::Race>) -> FaultKind, other: &Event| {
                 Some(kind(pair(&event, (shape, other), space, index, byte)))
@@ -76,7 +78,8 @@ impl Races {
         let event = self.event(lane, Access::Copy, place);
         let clock = &self.clocks[lane.linear as usize];
         let write = self
-            .shared
+            .past
+            .memory
             .of_byte(byte)
             .write
             .filter(|write| !write.is_shown_to_copies(Space::Shared, clock))?;

@@ -22,7 +22,7 @@ impl Races {
         let grid = &mut *self.grid.borrow_mut();
         let (memory, versions) = match space {
             Space::Global => (&mut grid.memory, &mut grid.versions),
-            Space::Shared => (&mut self.shared, &mut self.shared_versions),
+            Space::Shared | Space::Cluster => (&mut self.past.memory, &mut self.past.versions),
         };
         memory.of_byte(byte).rare().changed = Some(event);
         if self.weak {
@@ -47,7 +47,7 @@ impl Races {
         let (event, clock) = (self.event(lane, access, place), &self.clocks[lane.linear as usize]);
         let grid = &mut *self.grid.borrow_mut();
         let time = grid.fences.tick();
-        let versions = if space == Space::Global { &mut grid.versions } else { &mut self.shared_versions };
+        let versions = if space == Space::Global { &mut grid.versions } else { &mut self.past.versions };
         let choose = |count| lane.block().choose(count);
         versions.get_mut(&byte)?.early(now, (&event, clock), update, choose, time)
     }
@@ -65,7 +65,7 @@ impl Races {
         let grid = &mut *self.grid.borrow_mut();
         let late = grid.late.as_ref()?;
         let event = self.event(lane, access, place);
-        let block = (space == Space::Shared).then_some(event.block);
+        let block = (space != Space::Global).then_some(self.past.owner);
         let clock = &self.clocks[lane.linear as usize];
         let step = Step { event, clock, time: grid.fences.tick(), word: (block, byte), old, new };
         match late.lock().unwrap_or_else(PoisonError::into_inner).step(&step) {
@@ -73,7 +73,7 @@ impl Races {
             Outcome::Sees(value) => Some(value),
             Outcome::SeenBy(load) => {
                 let versions =
-                    if space == Space::Global { &mut grid.versions } else { &mut self.shared_versions };
+                    if space == Space::Global { &mut grid.versions } else { &mut self.past.versions };
                 versions.entry(byte).or_default().seen_late(load, event.thread_key());
                 None
             }
@@ -98,7 +98,7 @@ impl Races {
         }
         let event = self.event(lane, access, place);
         let grid = &mut *self.grid.borrow_mut();
-        let versions = if space == Space::Global { &mut grid.versions } else { &mut self.shared_versions };
+        let versions = if space == Space::Global { &mut grid.versions } else { &mut self.past.versions };
         let choose = |count| if newest { count - 1 } else { lane.block().choose(count) };
         versions.get_mut(&byte)?.look(now, (&event, clock), is_look, choose)
     }
