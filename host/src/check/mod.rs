@@ -163,8 +163,9 @@ pub fn poisoned<T: Pod>(stream: &Stream, len: usize) -> Result<Buffer<T>> {
 
 /// Runs every case on `reference`, the emulator, and on `other`, usually a GPU, and compares their outputs.
 ///
-/// Without `other` the cases run all the same, so that the emulator checks them, and end as
-/// [`Outcome::NoGpu`]. Cases that ask for it run on the emulator with race checking.
+/// Without `other`, and where that is too old a GPU for the kernel, the cases run all the same, so that the
+/// emulator checks them, and end as [`Outcome::NoGpu`]. Cases that ask for it run on the emulator with race
+/// checking.
 pub fn run_cases(
     cases: &[Case],
     reference: &Device,
@@ -235,6 +236,7 @@ fn run_case(case: &Case, reference: &Device, other: Option<&Device>) -> CaseRepo
     let Some(other) = other else { return report };
     let actual = match timed(&mut report.other_ms, || case.run(other)) {
         Ok(actual) => actual,
+        Err(error) if is_too_new(&*error) => return report.without(&*error, other),
         Err(error) => return report.failed(&*error, other),
     };
     report.compare(&expected, &actual);
@@ -250,14 +252,18 @@ fn timed<R>(milliseconds: &mut f64, f: impl FnOnce() -> R) -> R {
 
 /// Whether the emulator caught a mistake of the kernel, as opposed to a failure around it.
 fn is_fault(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if matches!(error.downcast_ref::<Error>(), Some(Error::Fault(_))) || error.is::<simt::emu::Fault>() {
-            return true;
-        }
-        next = error.source();
-    }
-    false
+    let is_one = |error: &(dyn std::error::Error + 'static)| {
+        matches!(error.downcast_ref::<Error>(), Some(Error::Fault(_))) || error.is::<simt::emu::Fault>()
+    };
+    std::iter::successors(Some(error), |error| error.source()).any(is_one)
+}
+
+/// Whether the GPU is too old for the kernel.
+fn is_too_new(error: &(dyn std::error::Error + 'static)) -> bool {
+    let is_one = |error: &(dyn std::error::Error + 'static)| {
+        matches!(error.downcast_ref::<Error>(), Some(Error::KernelNeeds { .. } | Error::KernelOnly { .. }))
+    };
+    std::iter::successors(Some(error), |error| error.source()).any(is_one)
 }
 
 /// The kernels of `all` that no case launches.

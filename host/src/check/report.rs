@@ -105,6 +105,16 @@ impl CaseReport {
         self
     }
 
+    /// The other device has no such kernel: there is nothing to compare with.
+    pub(super) fn without(
+        mut self,
+        error: &(dyn std::error::Error + Send + Sync + 'static),
+        on: &Device,
+    ) -> Self {
+        self.message = Some(format!("on {}: {error}", on.info().name));
+        self
+    }
+
     pub(super) fn compare(&mut self, reference: &[OutputBuffer], other: &[OutputBuffer]) {
         self.outcome = Outcome::Equal;
         if let Err(message) = same_shape(reference, other) {

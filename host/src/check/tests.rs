@@ -88,6 +88,20 @@ fn outputs_of_another_size_are_an_error() {
 }
 
 #[test]
+fn a_gpu_too_old_for_a_kernel_is_none_to_compare_with() {
+    let runs = AtomicUsize::new(0);
+    let case = Case::new(info(), "new", move |_| match runs.fetch_add(1, Ordering::Relaxed) {
+        0 => Ok(vec![OutputBuffer::new("out", vec![1u8])]),
+        _ => Err(Error::KernelNeeds { kernel: "k", needs: 90, why: "it is marked so".into(), sm: 80 }.into()),
+    });
+    let report = run_cases(&[case], &cpu(), Some(&cpu()), |_| {});
+    assert!(report.passed());
+    assert_eq!(report.cases[0].outcome, Outcome::NoGpu);
+    let message = report.cases[0].message.as_ref().unwrap();
+    assert!(message.contains("90"), "{message}");
+}
+
+#[test]
 fn faults_and_errors_are_told_apart_and_the_rest_still_runs() {
     let kernel = probe::barriers::barriers::kernel();
     // One word too few for 32 threads.

@@ -1,7 +1,10 @@
 //! The probe kernels: every primitive of `simt`, for emulator and GPU to be compared by.
 
+mod cluster_cases;
 mod matrix_cases;
 mod overlap_cases;
+mod product_cases;
+mod tile_cases;
 
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::kv::System;
@@ -9,7 +12,8 @@ use crate::{Buffer, Device, Stream};
 use glam::Vec4;
 use kernels_gpu::mix;
 use kernels_gpu::probe::{
-    atomics, barriers, fences, functions, indices, matrices, memory, operators, overlaps, shared, warps,
+    atomics, barriers, clusters, fences, functions, indices, matrices, memory, operators, overlaps, products,
+    shared, tiles, warps,
 };
 use simt::{Dim3, Kernel, KernelArgs, KernelInfo, LaunchShape, Pod};
 
@@ -61,7 +65,10 @@ pub fn cases(samples: Samples) -> Vec<Case> {
     memory_cases(&mut cases);
     fence_cases(&mut cases);
     cases.extend(matrix_cases::cases(samples));
+    cases.extend(product_cases::cases(samples));
     cases.extend(overlap_cases::cases(samples));
+    cases.extend(tile_cases::cases());
+    cases.extend(cluster_cases::cases(samples));
     function_cases(&mut cases, samples.patterns);
     operator_cases(&mut cases, samples.operands);
     cases
@@ -77,6 +84,7 @@ pub fn kernels() -> impl Iterator<Item = &'static KernelInfo> {
         warps::votes::INSTANCES,
         warps::reductions::INSTANCES,
         warps::exchanges::INSTANCES,
+        warps::together::INSTANCES,
         atomics::global::INSTANCES,
         atomics::shared::INSTANCES,
         shared::widths::INSTANCES,
@@ -85,10 +93,23 @@ pub fn kernels() -> impl Iterator<Item = &'static KernelInfo> {
         matrices::multiply::INSTANCES,
         matrices::matrices::INSTANCES,
         matrices::copies::INSTANCES,
+        products::products::INSTANCES,
         fences::last_block::INSTANCES,
         fences::last_lane::INSTANCES,
         overlaps::link::INSTANCES,
         overlaps::link_in_order::INSTANCES,
+        tiles::boxes::INSTANCES,
+        tiles::boxes_back::INSTANCES,
+        clusters::places::INSTANCES,
+        clusters::reduce_2::INSTANCES,
+        clusters::reduce_4::INSTANCES,
+        clusters::reduce_8::INSTANCES,
+        clusters::ring_2::INSTANCES,
+        clusters::ring_4::INSTANCES,
+        clusters::ring_8::INSTANCES,
+        clusters::update_2::INSTANCES,
+        clusters::update_4::INSTANCES,
+        clusters::update_8::INSTANCES,
         functions::function::INSTANCES,
         operators::operator::INSTANCES,
     ]
@@ -196,6 +217,20 @@ fn warp_cases(cases: &mut Vec<Case>) {
                 cases.push(one_output(warps::exchanges::kernel(), label, shape, len, args));
             }
         }
+    }
+    for (blocks, threads, seed) in [(1u32, 32u32, 1u32), (3, 70, 2), (40, 256, 3)] {
+        let kernel = warps::together::kernel();
+        let run = move |device: &Device| -> Result<_, CaseError> {
+            let stream = Stream::new(device)?;
+            let places = (blocks * threads * warps::ROUNDS) as usize;
+            let mut taken = Buffer::<u32>::zeroed(device, 1 + places)?;
+            let args = warps::together::Args { taken: taken.global_mut(), seed };
+            // SAFETY: there is a place for each thread in each round.
+            unsafe { stream.launch(&kernel, LaunchShape::new(blocks, threads), args) }?;
+            Ok(vec![OutputBuffer::download("taken", &taken)?])
+        };
+        let label = format!("blocks={blocks} threads={threads} seed={seed}");
+        cases.push(Case::new(kernel.info(), label, run).race_checked());
     }
 }
 

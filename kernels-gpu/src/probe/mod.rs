@@ -5,13 +5,16 @@
 //! |---|---|
 //! | [`indices`] | thread, block and grid indices and extents, lanes |
 //! | [`barriers`] | block barriers, plain, counting, and, or |
-//! | [`warps`] | shuffles, votes, reductions, warp barriers, full and partial masks |
+//! | [`warps`] | shuffles, votes, reductions, warp barriers, masks, lanes that are together |
 //! | [`atomics`] | every atomic on global and shared memory, contended and not |
 //! | [`shared`] | widths and layouts of shared memory |
 //! | [`matrices`] | tensor cores, `ldmatrix`, asynchronous copies |
+//! | [`products`] | products of groups of four warps (sm_90) |
+//! | [`tiles`] | tensor copies: boxes of every rank and swizzle, both ways |
 //! | [`memory`] | widths and cache hints of global memory |
 //! | [`functions`] | one-operand functions over bit patterns: conversions, roundings, `simt::math` |
 //! | [`operators`] | operators of two and three operands over mixed patterns: f32, f64, integers, bytes |
+//! | [`clusters`] | clusters of blocks: their barrier, each other's shared memory (sm_90) |
 //! | [`fences`] | blocks that meet through fences and atomics |
 //! | [`overlaps`] | launches that start before the one ahead of them has ended |
 //!
@@ -19,6 +22,7 @@
 
 pub mod atomics;
 pub mod barriers;
+pub mod clusters;
 pub mod fences;
 pub mod functions;
 pub mod indices;
@@ -26,7 +30,9 @@ pub mod matrices;
 pub mod memory;
 pub mod operators;
 pub mod overlaps;
+pub mod products;
 pub mod shared;
+pub mod tiles;
 pub mod warps;
 
 use crate::mix;

@@ -106,3 +106,24 @@ pub fn exchanges(out: GlobalMut<u32>, width: u32, seed: u32) {
         warp::sync_warp(mask);
     }
 }
+
+/// Threads of random lanes take places by one atomic for all that are together, and count each place: `taken`
+/// holds the number of places, and then how often each was taken. Which lanes are together shows nowhere.
+#[kernel(system = probe)]
+pub fn together(taken: GlobalMut<u32>, seed: u32) {
+    let (i, lane) = (thread::index_1d(), warp::lane_id());
+    let random = word(seed, i as u32, 0);
+    for round in 0..ROUNDS {
+        if random >> round & 1 == 1 {
+            let mask = warp::active_mask();
+            let leader = mask.trailing_zeros();
+            let mut first = 0;
+            if lane == leader {
+                first = taken.atomic_add(0, mask.count_ones());
+            }
+            let before = (mask & ((1 << lane) - 1)).count_ones();
+            let place = warp::warp_shuffle_idx(mask, first, leader, 32) + before;
+            taken.atomic_add(1 + place as usize, 1);
+        }
+    }
+}
