@@ -217,15 +217,63 @@ mod tests {
             "cp.async.bulk.wait_group.read 1;",
             "fence.proxy.async;",
             "fence.proxy.async.shared::cta;",
+            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [",
+            "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [",
+            "fence.proxy.tensormap::generic.acquire.sys [",
         ];
         for (sm, text) in embedded::PTX {
             for word in words {
                 assert_eq!(text.contains(word), *sm >= 90, "{word} for sm_{sm}");
             }
-            for entry in ["piped", "phases", "read_before_the_wait"] {
+            for entry in ["piped", "phases", "read_before_the_wait", "box_not_shown"] {
                 assert_eq!(text.contains(&format!(".entry {entry}(")), *sm >= 90, "{entry} for sm_{sm}");
             }
             assert!(text.contains(".entry copied_words("));
+        }
+    }
+
+    /// What one generation has stands between words of its own, in the PTX of that target alone.
+    #[test]
+    fn products_of_groups_of_warps_are_in_the_ptx_of_sm_90_alone() {
+        let words = [
+            "wgmma.fence.sync.aligned;",
+            "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {",
+            "wgmma.commit_group.sync.aligned;",
+            "wgmma.wait_group.sync.aligned 0;",
+            "// simt.only_begin three_of_four_warps 90",
+            "// simt.only_end three_of_four_warps",
+            ".target sm_90a",
+        ];
+        for (sm, text) in embedded::PTX {
+            for word in words {
+                assert_eq!(text.contains(word), *sm == 90, "{word} for sm_{sm}");
+            }
+        }
+    }
+
+    /// The same of clusters; and a kernel that has one says so in its head.
+    #[test]
+    fn clusters_are_in_the_ptx_of_sm_90_alone() {
+        let words = [
+            "barrier.cluster.arrive.aligned;",
+            "barrier.cluster.wait.aligned;",
+            "mapa.shared::cluster.u32 ",
+            "ld.shared::cluster.b32 ",
+            "st.shared::cluster.b32 [",
+            "atom.shared::cluster.add.u32 ",
+            ", %cluster_ctarank;",
+            ", %cluster_nctarank;",
+            "\n.explicitcluster\n.reqnctapercluster 2, 1, 1\n{",
+            "\n.explicitcluster\n.reqnctapercluster 4, 1, 1\n{",
+        ];
+        for (sm, text) in embedded::PTX {
+            for word in words {
+                assert_eq!(text.contains(word), *sm >= 90, "{word} for sm_{sm}");
+            }
+            assert!(text.contains("\tactivemask.b32 "), "for sm_{sm}");
+            for entry in ["not_yet_written", "rank_beyond", "two_store_to_one_word"] {
+                assert_eq!(text.contains(&format!(".entry {entry}(")), *sm >= 90, "{entry} for sm_{sm}");
+            }
         }
     }
 
@@ -249,7 +297,11 @@ mod tests {
             let all: BTreeSet<&str> = there.iter().chain(out.keys()).copied().collect();
             assert!(all.iter().eq(embedded::ENTRIES), "sm_{sm}: {all:?}");
             match sm {
-                90.. => assert_eq!(out, BTreeMap::new(), "sm_{sm}"),
+                // Products of groups of four warps are for one generation.
+                91.. => {
+                    assert!(out.len() == 5 && out.contains_key("three_of_four_warps"), "sm_{sm}: {out:?}")
+                }
+                90 => assert_eq!(out, BTreeMap::new(), "sm_{sm}"),
                 80.. => assert_eq!(out, marked, "sm_{sm}"),
                 _ => {
                     assert!(marked.iter().all(|(kernel, sm)| out[kernel] == *sm));

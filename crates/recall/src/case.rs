@@ -1,7 +1,10 @@
 //! A case, and all of them.
 
 use crate::machine::Machine;
-use crate::{bulk, convergence, dracc, gpuverify, indigo, legal, memory, missed, schedules, scor, weak};
+use crate::{
+    bulk, clusters, convergence, dracc, gpuverify, indigo, legal, memory, missed, products, schedules, scor,
+    tiles, weak,
+};
 use ferrokv_device::Result;
 use simt::emu::EmuOptions;
 
@@ -110,6 +113,9 @@ pub fn categories() -> Vec<(&'static str, &'static [Case])> {
         memory::CASES,
         convergence::CASES,
         bulk::CASES,
+        products::CASES,
+        tiles::CASES,
+        clusters::CASES,
         weak::CASES,
         missed::CASES,
         legal::CASES,

@@ -35,6 +35,7 @@ mod bulk;
 mod case;
 #[cfg(test)]
 mod check;
+mod clusters;
 mod convergence;
 mod dracc;
 mod gpuverify;
@@ -46,11 +47,13 @@ mod machine;
 mod memory;
 mod missed;
 pub mod printing;
+mod products;
 mod schedules;
 mod scor;
 pub mod stopping;
 #[cfg(test)]
 mod table;
+mod tiles;
 #[cfg(test)]
 mod tools;
 mod weak;

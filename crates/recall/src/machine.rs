@@ -2,7 +2,7 @@
 
 use ferrokv_device::{Buffer, Device, Error, Result, Stream};
 use simt::emu::{self, EmuOptions, allocations};
-use simt::{Global, GlobalMut, Kernel, KernelArgs, LaunchShape, Pod};
+use simt::{Global, GlobalMut, Kernel, KernelArgs, LaunchShape, Pod, TensorMap, TensorMapShape};
 use std::cell::RefCell;
 
 /// The emulator with some options, or a GPU. A case asks it for memory and for launches; it is made anew for
@@ -26,6 +26,15 @@ struct Copied {
     device: Buffer<u8>,
     /// Whether the case looks at what the launch wrote.
     comes_back: bool,
+}
+
+impl Gpu {
+    /// The copy at `address`.
+    fn copy<R>(&self, address: u64, f: impl FnOnce(&mut Copied) -> R) -> R {
+        let mut copies = self.copies.borrow_mut();
+        let copy = copies.iter_mut().find(|copy| copy.device.global().address() == address);
+        f(copy.expect("the machine has placed it"))
+    }
 }
 
 impl Machine {
@@ -70,17 +79,36 @@ impl Machine {
         Ok((unsafe { GlobalMut::from_raw(address, data.len()) }, Tracked(tracked)))
     }
 
+    /// A map of a tensor that begins where placed memory does, to read by.
+    pub(crate) fn tensor_map<T: Pod>(&self, x: Global<T>, shape: &TensorMapShape) -> Result<TensorMap> {
+        match self {
+            Machine::Emulator(_) => Ok(emu::tensor_map(x, shape)?),
+            Machine::Gpu(gpu) => gpu.copy(x.address(), |copy| copy.device.tensor_map(0, shape)),
+        }
+    }
+
+    /// The same to write by.
+    pub(crate) fn tensor_map_mut<T: Pod>(
+        &self,
+        y: GlobalMut<T>,
+        shape: &TensorMapShape,
+    ) -> Result<TensorMap> {
+        match self {
+            Machine::Emulator(_) => Ok(emu::tensor_map_mut(y, shape)?),
+            Machine::Gpu(gpu) => gpu.copy(y.address(), |copy| copy.device.tensor_map_mut(0, shape)),
+        }
+    }
+
     /// The host writes the first `bytes` of the memory at `address`.
     pub(crate) fn wrote(&self, address: u64, bytes: usize) -> Result<()> {
         let Machine::Gpu(gpu) = self else {
             allocations::write(address, bytes);
             return Ok(());
         };
-        let mut copies = gpu.copies.borrow_mut();
-        let copy = copies.iter_mut().find(|copy| copy.device.global().address() == address);
-        let copy = copy.expect("the machine has placed it");
-        // SAFETY: as many bytes of the case's own memory, which nobody writes meanwhile.
-        copy.device.write(0, unsafe { std::slice::from_raw_parts(copy.host, bytes) })
+        gpu.copy(address, |copy| {
+            // SAFETY: as many bytes of the case's own memory, which nobody writes meanwhile.
+            copy.device.write(0, unsafe { std::slice::from_raw_parts(copy.host, bytes) })
+        })
     }
 
     /// The host frees the memory at `address`.

@@ -4,7 +4,7 @@
 use crate::case::{Found, Mode};
 #[cfg(not(target_arch = "nvptx64"))]
 use simt::LaunchShape;
-use simt::{GlobalMut, Shared, SharedPlan, kernel, thread};
+use simt::{GlobalMut, Shared, SharedPlan, kernel, thread, warp};
 
 const NOBODY: u32 = u32::MAX;
 
@@ -169,6 +169,15 @@ fn unread_flag(data: GlobalMut<u32>, flag: GlobalMut<u32>, out: GlobalMut<u32>, 
     }
 }
 
+#[kernel]
+fn lanes_together(out: GlobalMut<u32>, bug: u32) {
+    let t = thread::thread_idx_x();
+    if t.is_multiple_of(2) {
+        let mask = if bug != 0 { warp::active_mask() } else { 0x5555_5555 };
+        out.store(t as usize, mask.count_ones()); // BUG: which lanes are together is up to the GPU
+    }
+}
+
 cases! { "schedules";
     ticket: "results stand where a ticket says", Found::In(Mode::Orders, "OrderDependence", "the place is a ticket", (1, 63)), |bug, on| {
         let (mut next, mut out) = ([0], [0; 128]);
@@ -189,6 +198,10 @@ cases! { "schedules";
         let mut left = [40];
         on.go(look_then_take::kernel(), LaunchShape::new(2, 64),
             look_then_take::Args { left: on.write(&mut left)?, bug })
+    };
+    lanes_together: "lanes counted that happen to be together", Found::In(Mode::Orders, "OrderDependence", "which lanes are together is up to the GPU", (0, 0)), |bug, on| {
+        let mut out = [0; 64];
+        on.go(lanes_together::kernel(), LaunchShape::new(1, 64), lanes_together::Args { out: on.write(&mut out)?, bug })
     };
     flag_between_warps: "a warp waits for a flag that no warp sets", Found::In(Mode::Default, "EndlessWait", "nobody sets it", (0, 0)), |bug, on| {
         let mut out = [0];
