@@ -79,14 +79,22 @@ impl PtxImage {
             return Cow::Borrowed(self.text);
         }
         let mut text = String::with_capacity(self.text.len());
-        let mut rest = self.text;
-        while let Some((before, kernel)) = rest.split_once(ONLY_BEGIN) {
-            text.push_str(before);
-            let behind = kernel.split_once(ONLY_END).map_or("", |(_, behind)| behind);
-            // The rest of that line is the kernel's name.
-            rest = behind.find('\n').map_or("", |end| &behind[end..]);
+        let mut leaves = None;
+        for line in self.text.split_inclusive('\n') {
+            let name = |rest: &'static str| rest.split_whitespace().next();
+            if leaves.is_none() {
+                leaves = line.strip_prefix(ONLY_BEGIN).and_then(name);
+            }
+            match leaves {
+                None => text.push_str(line),
+                Some(own) if line.strip_prefix(ONLY_END).and_then(name) == Some(own) => leaves = None,
+                Some(_) => {}
+            }
         }
-        text.push_str(rest);
+        if leaves.is_some() {
+            // It ends nowhere: let the driver say what is wrong with the text.
+            return Cow::Borrowed(self.text);
+        }
         let (own, all) = (format!("\n.target sm_{}a", self.sm), format!("\n.target sm_{}", self.sm));
         Cow::Owned(text.replacen(&own, &all, 1))
     }
@@ -423,8 +431,10 @@ mod tests {
                     // simt.only_end d\n";
         let image = PtxImage { sm: 90, text, machine_code: elf().leak() };
         assert_eq!(image.text_for(90), text);
-        let others = ".version 8.3\n.target sm_90\n.entry a() { ret; }\nb\n.entry c() { ret; }\nd\n";
-        assert_eq!(image.text_for(100), others.replace("\nb\n", "\n\n").replace("\nd\n", "\n\n"));
+        let others = ".version 8.3\n.target sm_90\n.entry a() { ret; }\n.entry c() { ret; }\n";
+        assert_eq!(image.text_for(100), others);
+        let cut = PtxImage { text: text.trim_end().trim_end_matches('d'), ..image };
+        assert_eq!(cut.text_for(100), cut.text);
         assert_eq!([90, 91, 100].map(|capability| image.runs_on(capability)), [true, false, false]);
         let plain = PtxImage { text: ".target sm_90\n", ..image };
         assert_eq!(plain.text_for(100), plain.text);

@@ -105,10 +105,8 @@ fn named(source: &str, kind: &str) -> Result<BTreeMap<String, Need>, NeedsError>
         };
         let (entry, sm): (&str, u32) =
             parsed.ok_or_else(|| NeedsError { line, text: text.trim().to_owned() })?;
-        let why = match kind {
-            ONLY_SM => format!("and no other target: #[kernel(only_sm = {sm})]"),
-            _ => format!("#[kernel(min_sm = {sm})]"),
-        };
+        let option = if kind == ONLY_SM { "only_sm" } else { "min_sm" };
+        let why = format!("#[kernel({option} = {sm})]");
         needs.insert(entry.to_owned(), Need { sm, why });
     }
     Ok(needs)
@@ -200,7 +198,7 @@ mod tests {
         for sm in [80, 100] {
             let text = leave_out(source.replace("sm_80", &format!("sm_{sm}")), sm).unwrap();
             assert!(!text.contains("mbarrier") && !text.contains("simt.only_sm"), "{text}");
-            let place = "// simt.left_out b 90 and no other target: #[kernel(only_sm = 90)]";
+            let place = "// simt.left_out b 90 #[kernel(only_sm = 90)]";
             assert!(text.contains(place), "{text}");
             assert_eq!(only(text.clone(), sm).unwrap(), text);
         }

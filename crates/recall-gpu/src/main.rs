@@ -253,7 +253,7 @@ mod tests {
 
     /// The same of clusters; and a kernel that has one says so in its head.
     #[test]
-    fn clusters_are_in_the_ptx_of_sm_90_alone() {
+    fn clusters_are_in_the_ptx_from_sm_90_on() {
         let words = [
             "barrier.cluster.arrive.aligned;",
             "barrier.cluster.wait.aligned;",

@@ -42,6 +42,7 @@ fn sums_used_early(y: GlobalMut<u32>, bug: u32) {
         wgmma::wait::<0, _, 4, 1>([sums])
     };
     y.store(t as usize, sums[0] as u32);
+    // A wait alone.
     wgmma::wait::<0, u32, 4, 0>([]);
 }
 

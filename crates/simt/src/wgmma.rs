@@ -104,8 +104,9 @@ impl<T: Pod> Tile<T> {
         Tile { array, index, swizzle: Swizzle::None, next_group, along_k }
     }
 
-    /// Swizzled: groups of rows begin at multiples of [`Swizzle::period`] bytes of shared memory. Element
-    /// `index` is in the first row, a multiple of 32 bytes from its beginning.
+    /// Swizzled: groups of rows begin at multiples of [`Swizzle::period`] bytes of shared memory, as arrays
+    /// of [`SharedPlan::tile`](crate::SharedPlan::tile) do. Element `index` is in the first row, a multiple
+    /// of 32 bytes from its beginning.
     #[inline(always)]
     pub const fn swizzled(array: Shared<T>, index: u32, swizzle: Swizzle, next_group: u32) -> Self {
         Tile { array, index, swizzle, next_group, along_k: 16 }
@@ -261,8 +262,13 @@ impl Group {
     pub fn resume<S: Pod, const L: usize>(&self, sums: [S; L]) -> Pending<S, L> {
         const { is_a_sum::<S>() }
         #[cfg(target_arch = "nvptx64")]
-        // SAFETY: both are L times four bytes, which may be any.
-        return Pending { sums: unsafe { core::mem::transmute_copy(&sums) }, sum: PhantomData };
+        {
+            // SAFETY: both are L times four bytes, which may be any.
+            let sums = tied(unsafe { core::mem::transmute_copy::<[S; L], [u32; L]>(&sums) });
+            // Behind what has written them.
+            begin();
+            return Pending { sums, sum: PhantomData };
+        }
         #[cfg(not(target_arch = "nvptx64"))]
         return Pending { id: model::resume(bytemuck::cast_slice(&sums)), sum: PhantomData };
     }

@@ -100,7 +100,7 @@ impl Lay {
 /// Shared memory: A, and B of at most 256 rows; at most 128 bytes a row.
 pub const fn layout() -> (Shared<u32>, Shared<u32>, u32) {
     let mut plan = SharedPlan::new();
-    let (a, b) = (plan.array(ROWS * 32), plan.array(256 * 32));
+    let (a, b) = (plan.tile(ROWS * 32, Swizzle::B128), plan.tile(256 * 32, Swizzle::B128));
     (a, b, plan.bytes())
 }
 

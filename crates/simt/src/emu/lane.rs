@@ -7,11 +7,12 @@ use super::bulk::Stores;
 use super::calls::{self, Calls};
 use super::collective::{FenceScope, ReduceOp, ShuffleKind, VoteKind, WarpCall, WarpOp};
 use super::fault::{Fault, FaultKind, Space};
+use super::matrix::Operands;
 use super::mutation::Change;
 use super::named::{self, NamedCall};
 use super::shared::SharedView;
 use super::stack;
-use super::wgmma::Products;
+use super::wgmma::{Fragments, Products};
 use crate::kernel::Dim3;
 use core::cell::{Cell, RefCell};
 use core::panic::Location;
@@ -91,6 +92,9 @@ pub(crate) struct Lane {
     pub(crate) copies: RefCell<Copies>,
     /// The same of bulk copies to global memory.
     pub(super) stores: RefCell<Stores>,
+    /// What it hands to a matrix operation of its warp, and to one of its group of warps.
+    pub(super) operands: Cell<Operands>,
+    pub(super) fragments: Cell<Fragments>,
     /// The same of its group's products.
     pub(super) products: RefCell<Products>,
     /// The addresses of tensor maps that it has acquired.
@@ -125,6 +129,8 @@ impl Lane {
             look: Cell::new(None),
             copies: RefCell::default(),
             stores: RefCell::default(),
+            operands: Cell::default(),
+            fragments: Cell::default(),
             products: RefCell::default(),
             maps: RefCell::default(),
         }

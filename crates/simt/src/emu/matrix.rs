@@ -21,7 +21,8 @@ pub(crate) enum MatrixOp {
     Group(GroupCall),
 }
 
-/// A lane's registers. They lie on its stack while it is parked.
+/// A lane's registers, while it is parked: not on its stack, which another block may use meanwhile.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Operands {
     a: [u32; 4],
     b: [u32; 2],
@@ -32,11 +33,12 @@ pub(super) struct Operands {
 #[track_caller]
 #[inline(always)]
 fn meet(op: MatrixOp, a: [u32; 4], b: [u32; 2], c: [u32; 4]) -> [u32; 4] {
-    let mut operands = Operands { a, b, c, d: [0; 4] };
-    let value = &raw mut operands as u64;
+    let value = with_lane(|lane| {
+        lane.operands.set(Operands { a, b, c, d: [0; 4] });
+        lane.operands.as_ptr() as u64
+    });
     warp_call(WarpCall::new(FULL_MASK, WarpOp::Matrix(op), value, 0));
-    // SAFETY: a local variable; `exchange` wrote it through the address, which the compiler need not know of.
-    unsafe { (&raw const operands.d).read_volatile() }
+    with_lane(|lane| lane.operands.get().d)
 }
 
 #[track_caller]
@@ -65,7 +67,7 @@ pub(super) fn exchange(op: MatrixOp, addresses: &[u64; 32], tensor_cores: Tensor
     if let MatrixOp::Group(_) = op {
         return wgmma::exchange(addresses);
     }
-    // SAFETY: all 32 lanes are parked in `meet`, with their operands on their stacks, and this thread runs
+    // SAFETY: all 32 lanes are parked in `meet`, their operands are in their `Lane`s, and this thread runs
     // them all.
     let lanes = addresses.map(|address| unsafe { &*(address as *const Operands) });
     let results = match op {

@@ -12,6 +12,8 @@
 //! - an mbarrier that is used before it is there, or that more threads or bytes come to than it expects; a
 //!   bulk copy of a wrong size or place, or that nobody waits for; a tensor copy by a map that is none, or
 //!   of another rank, or to a place that is not aligned;
+//! - products of a group of four warps that these do not make together, or whose sums or operands are used
+//!   before somebody has waited;
 //! - a barrier that not all threads reach, or that they reach at different places;
 //! - a rank that a cluster does not have, another block's shared memory before that block has started or
 //!   behind its end, a cluster's barrier that not all threads reach;

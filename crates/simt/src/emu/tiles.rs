@@ -1,5 +1,6 @@
 //! Tensor copies: boxes of a tensor, row by row.
 
+use super::allocations;
 use super::bulk::{Far, Load, Side, Store, UNIT, units, used};
 use super::fault::{FaultKind, Space, TileMistake};
 use super::history::Access;
@@ -101,7 +102,8 @@ pub(super) fn add_tensors(memory: &mut Vec<(&'static str, ArgMemory)>) {
     let known = memory.len();
     for at in 0..known {
         let (parameter, handle) = memory[at];
-        if !handle.maps {
+        // Of memory that is freed the launch is refused.
+        if !handle.maps || allocations::is_freed(handle.address) {
             continue;
         }
         let maps = handle.address as *const TensorMap;

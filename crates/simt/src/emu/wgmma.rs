@@ -12,7 +12,7 @@ use super::tensor::{Format, TensorCores};
 use crate::Swizzle;
 use crate::warp::FULL_MASK;
 use crate::wgmma::Kind;
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::panic::Location;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,6 +22,8 @@ const SM: u32 = 90;
 const WARPS: usize = 4;
 /// Rows of A that a warp has.
 const WARP_ROWS: u32 = 16;
+/// Distances of a descriptor are below this.
+const FAR: u32 = 1 << 18;
 /// Bytes of a vector, of which a row of an operand has two.
 const VECTOR: u32 = 16;
 
@@ -54,8 +56,8 @@ pub(crate) enum GroupCall {
     Multiply { kind: Kind, columns: u32, add: bool, a: Option<Placed>, b: Placed },
 }
 
-/// A lane's registers of A, and those of the four lanes that have its rows. They lie on its stack while it
-/// is parked.
+/// A lane's registers of A, and those of the four lanes that have its rows, while it is parked.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Fragments {
     a: [u32; 4],
     rows: [[u32; 4]; 4],
@@ -145,12 +147,25 @@ impl Followed {
 
 /// A block's groups of warps.
 #[derive(Default)]
-pub(super) struct WarpGroups(RefCell<BTreeMap<usize, Followed>>);
+pub(super) struct WarpGroups {
+    groups: RefCell<BTreeMap<usize, Followed>>,
+    /// Warps that have ended: a bit each.
+    ended: Cell<u32>,
+}
 
 impl WarpGroups {
     /// A new block.
     pub(super) fn reset(&self) {
-        self.0.borrow_mut().clear();
+        self.groups.borrow_mut().clear();
+        self.ended.set(0);
+    }
+
+    /// Calls `f` on the group of a warp.
+    fn of<R>(&self, warp: usize, f: impl FnOnce(&mut Followed) -> R) -> R {
+        let ended = self.ended.get() >> (warp / WARPS * WARPS);
+        let first =
+            || Followed { ended: core::array::from_fn(|i| ended >> i & 1 == 1), ..Followed::default() };
+        f(self.groups.borrow_mut().entry(warp / WARPS).or_insert_with(first))
     }
 }
 
@@ -163,18 +178,22 @@ fn raise_product(place: &'static Location<'static>, fault: ProductFault) -> ! {
 #[inline(always)]
 fn meet(call: GroupCall, a: [u32; 4]) -> [[u32; 4]; 4] {
     let place = Location::caller();
-    let mut fragments = Fragments { a, rows: [[0; 4]; 4] };
-    let value = &raw mut fragments as u64;
-    with_lane(|lane| check_group(lane, call, place));
+    let value = with_lane(|lane| {
+        check_group(lane, call, place);
+        lane.fragments.set(Fragments { a, rows: [[0; 4]; 4] });
+        lane.fragments.as_ptr() as u64
+    });
     warp_call(WarpCall::new(FULL_MASK, WarpOp::Matrix(MatrixOp::Group(call)), value, 0));
-    // SAFETY: a local variable; `exchange` wrote it through the address, which the compiler need not know of.
-    unsafe { (&raw const fragments.rows).read_volatile() }
+    with_lane(|lane| lane.fragments.get().rows)
 }
 
 fn check_group(lane: &Lane, call: GroupCall, place: &'static Location<'static>) {
     let block = lane.block();
     if block.target.number() != SM {
         raise_product(place, ProductFault::Target { sm: block.target.number() });
+    }
+    if block.info.only_sm != SM {
+        raise_product(place, ProductFault::Unmarked);
     }
     if lane.lane() != 0 {
         return;
@@ -184,9 +203,7 @@ fn check_group(lane: &Lane, call: GroupCall, place: &'static Location<'static>) 
     if ((warp / WARPS + 1) * WARPS * 32) as u64 > threads {
         raise_product(place, ProductFault::Warps { threads });
     }
-    let mut groups = block.warp_groups.0.borrow_mut();
-    let followed = groups.entry(warp / WARPS).or_default().step(warp % WARPS, (call, place));
-    drop(groups);
+    let followed = block.warp_groups.of(warp, |group| group.step(warp % WARPS, (call, place)));
     if let Err(other) = followed {
         raise_product(place, ProductFault::Parted { other });
     }
@@ -194,7 +211,7 @@ fn check_group(lane: &Lane, call: GroupCall, place: &'static Location<'static>) 
 
 /// Hands each lane the registers of the four that have its rows; `addresses` are those of [`Fragments`].
 pub(super) fn exchange(addresses: &[u64; 32]) {
-    // SAFETY: all 32 lanes are parked in `meet`, with their fragments on their stacks, and this thread runs
+    // SAFETY: all 32 lanes are parked in `meet`, their fragments are in their `Lane`s, and this thread runs
     // them all.
     let all = addresses.map(|address| unsafe { (*(address as *const Fragments)).a });
     for (lane, address) in addresses.iter().enumerate() {
@@ -220,9 +237,14 @@ impl Placed {
         }
     }
 
-    /// It begins where it may.
+    /// It begins where it may: in the array, so that nothing overflows behind this.
     fn check_place(&self, place: &'static Location<'static>) {
         let start = u64::from(self.base) + u64::from(self.index) * u64::from(self.element);
+        if self.index >= self.len {
+            let (space, index, len) = (Space::Shared, self.index.into(), self.len.into());
+            let (bytes, element_bytes, write) = (VECTOR as usize, self.element as usize, false);
+            raise(place, FaultKind::OutOfBounds { space, index, bytes, len, element_bytes, write });
+        }
         let (bytes, step) = match self.swizzle {
             Swizzle::None => (16, 16),
             swizzle => (32, swizzle.period()),
@@ -239,7 +261,7 @@ impl Placed {
             raise(place, FaultKind::Misaligned { space, index, bytes, off_by });
         }
         let distances = [self.next_group, if self.swizzle == Swizzle::None { self.along_k } else { 0 }];
-        if let Some(&distance) = distances.iter().find(|&&distance| distance % step != 0) {
+        if let Some(&distance) = distances.iter().find(|&&distance| distance % step != 0 || distance >= FAR) {
             raise_product(place, ProductFault::Distance { distance, step });
         }
     }
@@ -430,12 +452,15 @@ pub(super) fn end(lane: &Lane) -> Option<FaultKind> {
     if !products.open.is_empty() || !products.groups.is_empty() {
         return Some(FaultKind::Products(ProductFault::Left));
     }
-    let mut groups = lane.block().warp_groups.0.borrow_mut();
-    if lane.lane() != 0 || groups.is_empty() {
+    if lane.lane() != 0 {
         return None;
     }
-    let warp = lane.linear as usize / 32;
-    let ended = groups.entry(warp / WARPS).or_default().end(warp % WARPS);
+    let (groups, warp) = (&lane.block().warp_groups, lane.linear as usize / 32);
+    groups.ended.set(groups.ended.get() | 1 << warp);
+    if groups.groups.borrow().is_empty() {
+        return None;
+    }
+    let ended = groups.of(warp, |group| group.end(warp % WARPS));
     ended.err().map(|other| FaultKind::Products(ProductFault::Parted { other }))
 }
 

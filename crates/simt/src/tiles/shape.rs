@@ -28,13 +28,16 @@ elements! { u8: 0 i8: 0 u16: 1 i16: 1 u32: 2 i32: 3 u64: 4 i64: 5 half::f16: 6 f
 /// ```
 /// use simt::{Swizzle, TensorMapShape, half::f16};
 ///
-/// // 1000 rows of 192 elements, of which a box is 64 by 64. let shape = TensorMapShape::new::<f16, _>([192,
-/// 1000], [64, 64]).with_swizzle(Swizzle::B128); assert_eq!((shape.tile_bytes(), shape.bytes()), (8192, 2 *
-/// 192 * 1000)); // Rows that begin 512 bytes after each other. let apart = shape.with_strides(&[512]);
-/// assert_eq!(apart.bytes(), 999 * 512 + 2 * 192); assert_eq!(apart.check(4096, apart.bytes(), false),
-/// Ok(())); let odd = shape.with_strides(&[500]).check(4096, apart.bytes(), false);
-/// assert!(odd.unwrap_err().to_string().starts_with("stride 500 of dimension 1 of a tensor: it is in
-/// bytes"));
+/// // 1000 rows of 192 elements, of which a box is 64 by 64.
+/// let shape = TensorMapShape::new::<f16, _>([192, 1000], [64, 64]).with_swizzle(Swizzle::B128);
+/// assert_eq!((shape.tile_bytes(), shape.bytes()), (8192, 2 * 192 * 1000));
+/// // Rows that begin 512 bytes after each other.
+/// let apart = shape.with_strides(&[512]);
+/// assert_eq!(apart.bytes(), 999 * 512 + 2 * 192);
+/// assert_eq!(apart.check(4096, apart.bytes(), false), Ok(()));
+/// let odd = shape.with_strides(&[500]).check(4096, apart.bytes(), false);
+/// let refused = odd.unwrap_err().to_string();
+/// assert!(refused.starts_with("stride 500 of dimension 1 of a tensor: it is in bytes, a multiple of 16"));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorMapShape {

@@ -11,6 +11,8 @@ macro_rules! product {
         // it does convergence. Without `pure` it stays where it is.
         unsafe {
             asm!(
+                // Behind what has written A.
+                "wgmma.fence.sync.aligned;",
                 concat!(product!(@head $keep, $n, $shape; $($i)*), "{{{a0}, {a1}, {a2}, {a3}}}, {b}, p", $tail, "; }}"),
                 $($out(reg32) $d[$i],)*
                 a0 = in(reg32) $a[0], a1 = in(reg32) $a[1], a2 = in(reg32) $a[2], a3 = in(reg32) $a[3],

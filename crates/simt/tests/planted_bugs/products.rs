@@ -90,7 +90,7 @@ fn warps_part(y: GlobalMut<i32>, mistake: u32) {
     let t = thread::thread_idx_x();
     fill(array, true);
     let tile = Tile::new(array, 0, 256, 128);
-    if mistake == 1 && t >= 96 {
+    if mistake == 1 && t >= 96 || mistake == 5 && t < 32 {
         return;
     }
     let group = wgmma::begin(); // BUG: warp 3 has left
@@ -125,10 +125,12 @@ fn warps_and_lanes_that_part() {
         assert!(matches!(kind, FaultKind::LaneMissing { lane: 5, .. }), "{kind:?}");
         let kind = run(4, at!("never committed", block 0, thread 0));
         assert_eq!(kind, FaultKind::Products(ProductFault::UnderWay));
-        // Whether the warp that left or one that stayed comes first, it is found.
-        let args = warps_part::Args { y: write(&mut y), mistake: 1 };
-        let fault = launch(warps_part::kernel(), shape(), args, &options).unwrap_err();
-        assert!(matches!(fault.kind, FaultKind::Products(ProductFault::Parted { .. })), "{fault}");
+        // Whether the warp that left comes first or last.
+        for mistake in [1, 5] {
+            let args = warps_part::Args { y: write(&mut y), mistake };
+            let fault = launch(warps_part::kernel(), shape(), args, &options).unwrap_err();
+            assert!(matches!(fault.kind, FaultKind::Products(ProductFault::Parted { .. })), "{fault}");
+        }
         let args = warps_part::Args { y: write(&mut y), mistake: 0 };
         pass(warps_part::kernel(), shape(), args, &options);
     }
@@ -167,6 +169,8 @@ fn misplaced(mistake: u32) {
         4 => Tile::swizzled(array, 4, Swizzle::B32, 256),
         5 => Tile::swizzled(array, 0, Swizzle::B32, 128),
         6 => Tile::new(array, 0, 256, 256),
+        7 => Tile::new(array, 0, 1 << 18, 128),
+        8 => Tile::swizzled(array, 1 << 30, Swizzle::B32, 256),
         _ => Tile::new(array, 0, 256, 128),
     };
     let group = wgmma::begin();
@@ -188,9 +192,27 @@ fn operands_that_are_not_where_they_may_be() {
         assert!(matches!(run(3), FaultKind::OutOfBounds { write: false, .. }));
         assert_eq!(run(4), FaultKind::Misaligned { space, index: 4, bytes: 32, off_by: 16 });
         assert_eq!(run(5), FaultKind::Products(ProductFault::Distance { distance: 128, step: 256 }));
+        assert_eq!(run(7), FaultKind::Products(ProductFault::Distance { distance: 1 << 18, step: 16 }));
+        assert!(matches!(run(8), FaultKind::OutOfBounds { index: 0x4000_0000, .. }));
         assert_eq!(run(6), FaultKind::Uninitialized { offset: 256, bytes: 16 });
         pass(misplaced::kernel(), shape(), misplaced::Args { mistake: 0 }, &options);
     }
+}
+
+#[kernel(min_sm = 90)]
+fn unmarked() {
+    let (array, _) = layout();
+    fill(array, true);
+    let group = wgmma::begin();
+    let sums = group.multiply::<I8, 4>(ONES, Tile::new(array, 0, 256, 128));
+    group.commit();
+    let _ = wgmma::wait::<0, _, 4, 1>([sums]);
+}
+
+#[test]
+fn a_kernel_that_is_not_marked_for_one_generation() {
+    let fault = launch(unmarked::kernel(), shape(), unmarked::Args {}, &EmuOptions::default()).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Products(ProductFault::Unmarked), "{fault}");
 }
 
 #[test]

@@ -12,6 +12,8 @@ pub enum ProductFault {
         /// Its target, 80 for sm_80.
         sm: u32,
     },
+    /// The kernel is not marked as one of the GPUs that have them.
+    Unmarked,
     /// The calling warp is one of fewer than four.
     Warps {
         /// Threads of the block.
@@ -40,8 +42,11 @@ impl fmt::Display for ProductFault {
         match self {
             ProductFault::Target { sm } => write!(
                 f,
-                "products of `simt::wgmma` are of sm_90 alone, and sm_{sm} is emulated: mark the kernel \
-                 `#[kernel(only_sm = 90)]` and have another one for other GPUs"
+                "products of `simt::wgmma` are of sm_90 alone, and sm_{sm} is emulated: emulate sm_90, or launch another \
+                 kernel"
+            ),
+            ProductFault::Unmarked => f.write_str(
+                "products of `simt::wgmma` in a kernel that is not marked `#[kernel(only_sm = 90)]`",
             ),
             ProductFault::Warps { threads } => write!(
                 f,
@@ -55,7 +60,10 @@ impl fmt::Display for ProductFault {
                 f.write_str("the four warps of a group make different calls: another one has ended")
             }
             ProductFault::Distance { distance, step } => {
-                write!(f, "a distance of {distance} bytes within an operand: a multiple of {step} is needed")
+                write!(
+                    f,
+                    "a distance of {distance} bytes within an operand: a multiple of {step} below 2^18 is needed"
+                )
             }
             ProductFault::UnderWay => f.write_str(
                 "sums that products are on their way to: commit their group and wait for it first",
