@@ -2,7 +2,8 @@
 """Assembles the PTX of sm_80 and sm_90 for the GPUs that compile it themselves, and says which kernels spill there.
 
 `python3 tools/assemble.py target/ptx-build` takes `kernels.sm_80.ptx` and `kernels.sm_90.ptx` of that folder. A driver
-for sm_86 and sm_89 compiles the first, one for sm_100, sm_103 and sm_120 the second. Prints each kernel that has spills
+for sm_86 and sm_89 compiles the first, one for sm_100, sm_103 and sm_120 the second, cut as the library cuts it where
+that is for sm_90a alone (crates/device/src/device.rs, text_for). Prints each kernel that has spills
 or a stack and exits with 1 if kernels-gpu/ptx-allow.toml does not excuse one of them, if a kernel is missing, if ptxas
 refuses the text, or if a row of that file for these targets alone (`targets = "sm_100 sm_120"`) excuses nothing.
 Needs nothing but Python 3.11 and ptxas (./setup --tools), which works with two threads, a minute a target at most.
@@ -23,6 +24,9 @@ TARGETS = {86: 80, 89: 80, 100: 90, 103: 90, 120: 90}
 # ptxas's own threads. What they make has the registers and spills of what one makes.
 THREADS = 2
 ENTRY = re.compile(r"^\.visible \.entry (\w+)\(", re.MULTILINE)
+# A kernel for one target alone, between two lines that name it; what the text is for where it has such kernels.
+ALONE = re.compile(r"^// simt\.only_begin (\w+) \d+\n.*?^// simt\.only_end \1$", re.MULTILINE | re.DOTALL)
+TARGET_ALONE = re.compile(r"^\.target sm_(\d+)a$", re.MULTILINE)
 COMPILED = re.compile(r"Compiling entry function '(\w+)'")
 USED = re.compile(r"(\d+) bytes (stack frame|spill stores|spill loads)")
 # What local memory of the PTX itself explains is stack, too.
@@ -69,6 +73,14 @@ def rule(used):
     return "stack" if used.get("stack frame") else None
 
 
+def for_other_targets(text):
+    """The text without the kernels for its own target alone, and their names."""
+    alone = ALONE.findall(text)
+    if not alone:
+        return text, alone
+    return TARGET_ALONE.sub(r".target sm_\1", ALONE.sub("", text), count=1), alone
+
+
 def assemble(ptxas, ptx, sm, out):
     """The log of ptxas, or why there is none."""
     command = [ptxas.absolute(), "-v", f"-arch=sm_{sm}", f"--split-compile={THREADS}", "-o", out, ptx]
@@ -111,14 +123,17 @@ def main():
     for sm in targets:
         ptx = arguments.folder / f"kernels.sm_{TARGETS[sm]}.ptx"
         try:
-            entries = ENTRY.findall(ptx.read_text())
+            text, alone = for_other_targets(ptx.read_text())
         except OSError as error:
             sys.exit(f"{ptx}: {error.strerror}; build with a device compiler first")
+        entries = ENTRY.findall(text)
         if not entries:
             sys.exit(f"{ptx}: no kernel in it")
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            log, took = assemble(arguments.ptxas, ptx, sm, Path(folder) / "kernels.cubin")
+            taken = Path(folder) / ptx.name
+            taken.write_text(text)
+            log, took = assemble(arguments.ptxas, taken, sm, Path(folder) / "kernels.cubin")
         seconds = time.monotonic() - start
         if not took:
             said = [line for line in log.splitlines() if "error" in line or "fatal" in line]
@@ -127,8 +142,8 @@ def main():
             continue
         found = usage(log)
         spilling = sum(rule(used) is not None for used in found.values())
-        print(f"sm_{sm}, of the PTX for sm_{TARGETS[sm]}: {len(found)} kernels in {seconds:.0f} s, {spilling} spill",
-              flush=True)
+        print(f"sm_{sm}, of the PTX for sm_{TARGETS[sm]}: {len(found)} kernels in {seconds:.0f} s, {spilling} spill"
+              + f" ({len(alone)} are for sm_{TARGETS[sm]} alone)" * bool(alone), flush=True)
         wrong += judge(sm, entries, found, excused)
     if not arguments.target:
         wrong += [f"{arguments.allow}: no kernel `{row.entry}` breaks the rule {row.rule} on sm_{sm}: remove it"

@@ -265,8 +265,8 @@ impl Group {
         {
             // SAFETY: both are L times four bytes, which may be any.
             let sums = tied(unsafe { core::mem::transmute_copy::<[S; L], [u32; L]>(&sums) });
-            // Behind what has written them.
-            begin();
+            // Behind what has written them. The group is open already.
+            let _ = begin();
             return Pending { sums, sum: PhantomData };
         }
         #[cfg(not(target_arch = "nvptx64"))]
