@@ -38,10 +38,11 @@ fn every_ptx_image_has_exactly_the_declared_kernels() {
     }
 }
 
-/// Kernels that the target lacks: from sm_80 on only those whose `min_sm` says so.
+/// Kernels that the target lacks: from sm_80 on only those whose `min_sm` or `only_sm` says so.
 fn left_out(image: &PtxImage) -> BTreeSet<&str> {
     let left_out: BTreeSet<&str> = image.left_out().map(|left_out| left_out.kernel).collect();
-    let says = |name: &&str| ferrokv::kernels().any(|(_, k)| k.name == *name && k.min_sm > image.sm);
+    let lacks = |kernel: &KernelInfo| kernel.min_sm > image.sm || ![0, image.sm].contains(&kernel.only_sm);
+    let says = |name: &&str| ferrokv::kernels().any(|(_, kernel)| kernel.name == *name && lacks(kernel));
     assert!(image.sm < 80 || left_out.iter().all(says), "sm_{}: {left_out:?}", image.sm);
     left_out
 }
