@@ -10,7 +10,7 @@ use simt::{GlobalMut, Pod, Shared, SharedPlan, kernel, thread};
 /// Threads of a block; of the updates the most.
 pub const THREADS: u32 = 128;
 
-/// Words that each thread of [`places`] writes.
+/// Words that each thread of [`places()`] writes.
 pub const PLACE_WORDS: u32 = 5;
 
 /// Where each block is in its cluster, and where that is in the grid.
@@ -79,19 +79,19 @@ fn reduce(out: GlobalMut<f32>, seed: u32) {
     cluster::sync();
 }
 
-/// [`reduce`] in clusters of two.
+/// `reduce` in clusters of two.
 #[kernel(system = probe, min_sm = 90, cluster = 2, max_threads = 128)]
 pub fn reduce_2(out: GlobalMut<f32>, seed: u32) {
     reduce(out, seed);
 }
 
-/// [`reduce`] in clusters of four.
+/// `reduce` in clusters of four.
 #[kernel(system = probe, args = reduce_2, min_sm = 90, cluster = 4, max_threads = 128)]
 pub fn reduce_4(out: GlobalMut<f32>, seed: u32) {
     reduce(out, seed);
 }
 
-/// [`reduce`] in clusters of eight.
+/// `reduce` in clusters of eight.
 #[kernel(system = probe, args = reduce_2, min_sm = 90, cluster = 8, max_threads = 128)]
 pub fn reduce_8(out: GlobalMut<f32>, seed: u32) {
     reduce(out, seed);
@@ -160,19 +160,19 @@ fn ring(out: GlobalMut<u32>, seed: u32) {
     }
 }
 
-/// [`ring`] in clusters of two.
+/// `ring` in clusters of two.
 #[kernel(system = probe, min_sm = 90, cluster = 2, max_threads = 128)]
 pub fn ring_2(out: GlobalMut<u32>, seed: u32) {
     ring(out, seed);
 }
 
-/// [`ring`] in clusters of four.
+/// `ring` in clusters of four.
 #[kernel(system = probe, args = ring_2, min_sm = 90, cluster = 4, max_threads = 128)]
 pub fn ring_4(out: GlobalMut<u32>, seed: u32) {
     ring(out, seed);
 }
 
-/// [`ring`] in clusters of eight.
+/// `ring` in clusters of eight.
 #[kernel(system = probe, args = ring_2, min_sm = 90, cluster = 8, max_threads = 128)]
 pub fn ring_8(out: GlobalMut<u32>, seed: u32) {
     ring(out, seed);
@@ -255,19 +255,19 @@ fn update<T: Integer + ClusterWord>(out: GlobalMut<T>, seed: u32) {
     }
 }
 
-/// [`update`] in clusters of two.
+/// `update` in clusters of two.
 #[kernel(system = probe, instances(u32, i32), min_sm = 90, cluster = 2, max_threads = 128)]
 pub fn update_2<T: Integer + ClusterWord>(out: GlobalMut<T>, seed: u32) {
     update(out, seed);
 }
 
-/// [`update`] in clusters of four.
+/// `update` in clusters of four.
 #[kernel(system = probe, args = update_2, instances(u32), min_sm = 90, cluster = 4, max_threads = 128)]
 pub fn update_4<T: Integer + ClusterWord>(out: GlobalMut<T>, seed: u32) {
     update(out, seed);
 }
 
-/// [`update`] in clusters of eight.
+/// `update` in clusters of eight.
 #[kernel(system = probe, args = update_2, instances(i32), min_sm = 90, cluster = 8, max_threads = 128)]
 pub fn update_8<T: Integer + ClusterWord>(out: GlobalMut<T>, seed: u32) {
     update(out, seed);
