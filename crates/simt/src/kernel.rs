@@ -153,9 +153,7 @@ impl Dim3 {
         let (x, y) = (self.x as u64, self.y as u64);
         Dim3 { x: (linear % x) as u32, y: (linear / x % y) as u32, z: (linear / (x * y)) as u32 }
     }
-}
 
-impl Dim3 {
     /// The number of the point `at`, x fastest.
     pub const fn number(self, at: Dim3) -> u64 {
         at.x as u64 + self.x as u64 * (at.y as u64 + self.y as u64 * at.z as u64)

@@ -12,11 +12,11 @@ use super::lane::{
     Lane, Look, after_atomic, before_atomic, before_plain, breaks, calls, park, raise, with_lane,
 };
 use super::lane::{Pause, State};
-use super::memory::{access, atomic, locate, number};
+use super::memory::{access, locate, number};
 use super::mutation::Change;
 use super::named::{CLUSTER, NamedCall};
 use super::race::Races;
-use super::shared::{shared_atomic, shared_load, shared_store};
+use super::shared::{shared_atomic, shared_load, shared_store, update};
 use crate::atomic::{AtomicOp, AtomicScope, AtomicWord};
 use bytemuck::Pod;
 use core::cell::RefCell;
@@ -257,19 +257,8 @@ pub(crate) fn cluster_atomic<T: AtomicWord>(
             owner.shared.mark_written(offset, size_of::<T>());
         }
         let byte = u64::from(offset);
-        let pointer = owner.shared.view().data.wrapping_add(offset as usize).cast::<T>();
-        let update = |old| T::combine(op, old, value, compare);
-        let apply = || {
-            // SAFETY: as in `cluster_load`.
-            unsafe {
-                let old = pointer.read();
-                pointer.write(update(old));
-                old
-            }
-        };
-        // SAFETY: as above.
-        let old =
-            unsafe { atomic(lane, owner, access, (Space::Cluster, byte), pointer, (update, apply), place) };
+        // SAFETY: `reach` has found it inside the block's shared memory, and aligned.
+        let old = unsafe { update(lane, owner, op, (Space::Cluster, byte), (value, compare), place) };
         (old, byte)
     });
     let value = Some(number(old));

@@ -1,5 +1,6 @@
 //! A block's shared memory, and checked access to it.
 
+use super::block::Block;
 use super::fault::{FaultKind, Space};
 use super::history::Access;
 use super::lane::{Lane, Look, after_atomic, before_atomic, raise, with_lane};
@@ -293,6 +294,33 @@ fn store<T: Pod, V: Pod>(base: u32, len: u32, index: u32, value: V, place: &'sta
     })
 }
 
+/// The update itself, of byte `byte` of the shared memory of `owner`: what was there.
+///
+/// # Safety
+/// A `T` of that memory lies there, aligned. (One OS thread uses the memory of a whole cluster.)
+pub(super) unsafe fn update<T: AtomicWord>(
+    lane: &Lane,
+    owner: &Block,
+    op: AtomicOp,
+    (space, byte): (Space, u64),
+    (value, compare): (T, T),
+    place: &'static Location<'static>,
+) -> T {
+    let pointer = owner.shared.view().data.wrapping_add(byte as usize).cast::<T>();
+    let update = |old| T::combine(op, old, value, compare);
+    let apply = || {
+        // SAFETY: the caller's.
+        unsafe {
+            let old = pointer.read();
+            pointer.write(update(old));
+            old
+        }
+    };
+    let access = access(op, AtomicScope::Device);
+    // SAFETY: as above.
+    unsafe { atomic(lane, owner, access, (space, byte), pointer, (update, apply), place) }
+}
+
 #[track_caller]
 pub(crate) fn shared_atomic<T: AtomicWord>(
     op: AtomicOp,
@@ -314,23 +342,11 @@ pub(crate) fn shared_atomic<T: AtomicWord>(
             _ => check_written(lane, offset, size_of::<T>(), place),
         }
         let byte = offset as u64;
-        let access = access(op, AtomicScope::Device);
-        let watched = if lane.block().breaks(Change::NotAtomic, place) { Access::Write } else { access };
+        let is_broken = lane.block().breaks(Change::NotAtomic, place);
+        let watched = if is_broken { Access::Write } else { access(op, AtomicScope::Device) };
         watch(lane, Space::Shared, (byte, index as u64), size_of::<T>(), watched, place);
-        let pointer = lane.shared.data.wrapping_add(offset as usize).cast::<T>();
-        let update = |old| T::combine(op, old, value, compare);
-        let apply = || {
-            // SAFETY: inside the block's shared memory, which one OS thread uses, and aligned.
-            unsafe {
-                let old = pointer.read();
-                pointer.write(update(old));
-                old
-            }
-        };
-        // SAFETY: as above.
-        let old = unsafe {
-            atomic(lane, lane.block(), access, (Space::Shared, byte), pointer, (update, apply), place)
-        };
+        // SAFETY: inside the block's shared memory and aligned.
+        let old = unsafe { update(lane, lane.block(), op, (Space::Shared, byte), (value, compare), place) };
         (old, byte)
     });
     after_atomic(Look { space: Space::Shared, byte, index: index as u64, value: Some(number(old)) }, place);
