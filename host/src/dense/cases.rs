@@ -62,6 +62,36 @@ fn batches(coverage: Coverage) -> Vec<Batch> {
     batches
 }
 
+/// Batches of so few tiles that a sequence is one part: odd and even numbers of groups of rows, groups that
+/// are not full, groups whose last token lies in another tile than their neighbour's, and tokens past it that
+/// a group would see if it looked further than it may.
+fn pairs(coverage: Coverage) -> Vec<Batch> {
+    let small = Batch { lengths: &[33, 3], kv_heads: 1, query_tokens: 5, race_check: true, ..DECODE };
+    let small = Batch { max_tokens: 80, ..small };
+    if coverage == Coverage::Small {
+        return vec![small];
+    }
+    let mut batches = vec![small];
+    for (group, query_tokens) in [(1, 40), (4, 21), (7, 9), (16, 3), (8, 1)] {
+        batches.push(Batch { lengths: &[0, 1, 40, 97, 256], max_tokens: 256, group, query_tokens, ..DECODE });
+    }
+    for input in Input::ALL {
+        batches.push(Batch {
+            lengths: &[77, 250],
+            kv_heads: 1,
+            query_tokens: 20,
+            max_tokens: 256,
+            input,
+            ..DECODE
+        });
+    }
+    if coverage == Coverage::Full {
+        let chunk = Batch { lengths: &[1100], kv_heads: 8, query_tokens: 300, max_tokens: 2048, ..DECODE };
+        batches.push(chunk);
+    }
+    batches
+}
+
 /// The cases of every instance.
 pub fn cases(coverage: Coverage) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -72,6 +102,12 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
         for head_dim in super::HEAD_DIMS {
             add::<f16>(&mut cases, batch, head_dim);
             add::<bf16>(&mut cases, batch, head_dim);
+        }
+    }
+    for batch in pairs(coverage) {
+        for head_dim in super::HEAD_DIMS {
+            add_pairs::<f16>(&mut cases, batch, head_dim);
+            add_pairs::<bf16>(&mut cases, batch, head_dim);
         }
     }
     for (tokens, kv_heads, head_dim) in [(1, 3, 64), (1, 8, 128), (5, 1, 96), (19, 2, 256)] {
@@ -98,10 +134,38 @@ fn add<E: DenseElement + crate::check::OutputElement>(cases: &mut Vec<Case>, bat
     );
     let some = race_check || query_tokens > 1;
     for (kernel, bytes) in E::kernels(head_dim) {
-        let run = move |device: &Device| run::<E>(device, problem, lengths, input, some);
+        let run = move |device: &Device| {
+            run::<E>(device, Plan::with_pairs_from(device, problem, u32::MAX)?, lengths, input, some)
+        };
         let case = Case::new(kernel.info(), label.clone(), run).within(*bytes);
         cases.push(if race_check { case.race_checked() } else { case });
     }
+}
+
+/// Two groups of rows at a time, where a sequence is one part; the kernel for one at a time says the same.
+fn add_pairs<E: DenseElement + crate::check::OutputElement>(
+    cases: &mut Vec<Case>,
+    batch: Batch,
+    head_dim: u32,
+) {
+    let Batch { lengths, kv_heads, group, query_tokens, max_tokens, input, race_check } = batch;
+    let Some((kernel, bytes)) = E::pair_kernel(head_dim) else { return };
+    let (sequences, q_heads) = (lengths.len() as u32, group * kv_heads);
+    let problem = Problem { sequences, q_heads, kv_heads, head_dim, query_tokens, max_tokens };
+    let lengths_text = lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let label =
+        format!("{input} heads={q_heads}/{kv_heads} query_tokens={query_tokens}, pairs: {lengths_text}");
+    let run = move |device: &Device| {
+        let pairs = run::<E>(device, Plan::with_pairs_from(device, problem, 0)?, lengths, input, true)?;
+        let alone =
+            run::<E>(device, Plan::with_pairs_from(device, problem, u32::MAX)?, lengths, input, true)?;
+        match pairs.iter().zip(&alone).find(|(pairs, alone)| pairs.bytes() != alone.bytes()) {
+            Some(_) => Err("two groups of rows give other bits than one".into()),
+            None => Ok(pairs),
+        }
+    };
+    let case = Case::new(kernel.info(), label, run).within(bytes);
+    cases.push(if race_check { case.race_checked() } else { case });
 }
 
 /// Tokens of three sequences on their way into shuffled blocks; the last sequence has one that is past its
@@ -165,12 +229,12 @@ fn add_append<E: AppendElement + crate::check::OutputElement>(
 /// One launch for all rows, and if `some` is asked for, another for some of them.
 fn run<E: DenseElement>(
     device: &Device,
-    problem: Problem,
+    mut plan: Plan<E>,
     lengths: &[u32],
     input: Input,
     some: bool,
 ) -> Result<Vec<OutputBuffer>, CaseError> {
-    let stream = Stream::new(device)?;
+    let (stream, problem) = (Stream::new(device)?, plan.problem());
     let sample = Sample::<E>::new(problem, lengths, input, 7);
     let paged = sample.paged(11, 3);
     // Entries past a sequence's blocks are none of the pool's.
@@ -182,7 +246,6 @@ fn run<E: DenseElement>(
     let (keys, values) =
         (Buffer::from_slice(device, &paged.keys)?, Buffer::from_slice(device, &paged.values)?);
     let (table, lengths) = (Buffer::from_slice(device, &table)?, Buffer::from_slice(device, lengths)?);
-    let mut plan = Plan::<E>::new(device, problem)?;
     // Every other row of some groups: the rest must stay as it was filled, the same on each device.
     let words: Vec<u32> = (0..plan.wanted_words()).map(|i| if i % 3 == 1 { 0 } else { 0x55 }).collect();
     let words = Buffer::from_slice(device, &words)?;

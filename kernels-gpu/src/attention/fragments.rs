@@ -71,6 +71,26 @@ impl Queries {
         });
         [[c[0][0], c[0][1]], [c[1][0], c[1][1]]]
     }
+
+    /// [`scores`](Self::scores) of two times eight rows, up to head_dim 128: one product of 16 rows, of which
+    /// each is what it is alone.
+    #[simt::device]
+    pub fn scores_of_two<E: Half, const D: usize>(
+        both: &[Self; 2],
+        keys: KeyTile<D>,
+        lane: u32,
+    ) -> [[[f32; 2]; 2]; 2] {
+        let mut c = [[0f32; 4]; 2];
+        unroll!(for s in 0..(D / 32), at_most 4 {
+            let [q, r] = [both[0].chunks[s], both[1].chunks[s]];
+            unroll!(for j in 0..2 {
+                let k = keys.chunk(8 * j as u32 + (lane >> 2), 4 * s as u32 + (lane & 3));
+                c[j] = E::multiply([q[0], r[0], q[1], r[1]], [k[0], k[1]], c[j]);
+                c[j] = E::multiply([q[2], r[2], q[3], r[3]], [k[2], k[3]], c[j]);
+            });
+        });
+        [0, 2].map(|i| [[c[0][i], c[0][i + 1]], [c[1][i], c[1][i + 1]]])
+    }
 }
 
 /// Where a chunk of a row lies, in chunks: `bits` are flipped so that neither the copies' writes nor the

@@ -155,6 +155,30 @@ impl Running {
         });
     }
 
+    /// [`accumulate_weights`](Self::accumulate_weights) of two times eight rows and values that are loaded
+    /// once, for those that want them.
+    #[simt::device]
+    pub fn accumulate_two<E: Half, const D: usize>(
+        both: &mut [Self; 2],
+        weights: [[f32; 4]; 2],
+        wanted: [bool; 2],
+        values: impl Values<D>,
+        lane: u32,
+    ) {
+        let a = weights.map(probabilities::<E>);
+        unroll!(for s in 0..(D / 8 / width::<D>()), at_most 8 {
+            let b = values.operands(s as u32, lane);
+            unroll!(for group in 0..2 {
+                if wanted[group] {
+                    unroll!(for e in 0..(width::<D>()), at_most 8 {
+                        let t = s * width::<D>() + e;
+                        both[group].output[t] = E::multiply(a[group], b[e], both[group].output[t]);
+                    });
+                }
+            });
+        });
+    }
+
     /// The row's sum, in each of its four lanes.
     #[simt::device]
     pub fn row_sum(&self) -> f32 {

@@ -6,5 +6,7 @@ pub use crate::attention::dense::*;
 /// Every kernel instance of the system.
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
-    attend::INSTANCES.iter().chain(attend_lean::INSTANCES).chain(append::INSTANCES)
+    [attend::INSTANCES, attend_lean::INSTANCES, attend_pairs::INSTANCES, append::INSTANCES]
+        .into_iter()
+        .flatten()
 }

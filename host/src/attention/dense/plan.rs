@@ -7,7 +7,9 @@ use crate::attention::{BLOCK_TOKENS, BlockTable, Half, PagedPool};
 use crate::cpu::handles::{slice, slice_mut};
 use crate::{Buffer, Device, Stream};
 use half::{bf16, f16};
-use kernels_gpu::attention::dense::{DenseShape, attend, attend_lean, layout, lean_layout, partial_floats};
+use kernels_gpu::attention::dense::{
+    DenseShape, attend, attend_lean, attend_pairs, layout, lean_layout, partial_floats,
+};
 use kernels_gpu::attention::threads;
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
@@ -21,6 +23,11 @@ pub trait DenseElement: Half {
     /// no kernel.
     #[doc(hidden)]
     fn kernels(head_dim: u32) -> &'static [(Attend<Self>, u32)];
+
+    /// The instance that takes two groups of rows at a time, in the shared memory of the first of
+    /// [`kernels`](Self::kernels); none if there is no such kernel.
+    #[doc(hidden)]
+    fn pair_kernel(head_dim: u32) -> Option<(Attend<Self>, u32)>;
 
     /// The instance for a head_dim on a device whose thread blocks have so many bytes of shared memory, and
     /// what it takes of them: the one that takes least where none fits.
@@ -47,6 +54,18 @@ macro_rules! instances {
                     128 => const { &[own!(128), lean!(128)] },
                     256 => const { &[own!(256), lean!(256)] },
                     _ => &[],
+                }
+            }
+
+            fn pair_kernel(head_dim: u32) -> Option<(Attend<Self>, u32)> {
+                macro_rules! pairs {
+                    ($dim:literal) => { Some((attend_pairs::kernel::<$element, $dim>(), layout::<$dim>().bytes)) };
+                }
+                match head_dim {
+                    64 => pairs!(64),
+                    96 => pairs!(96),
+                    128 => pairs!(128),
+                    _ => None,
                 }
             }
         }
@@ -114,21 +133,40 @@ pub struct Plan<E: DenseElement> {
     all: Buffer<u32>,
 }
 
+/// Thread blocks from which on a plan takes two groups of rows in each: as many as an H100 has
+/// multiprocessors. With fewer some of those would stand still.
+const PAIRS_FROM: u32 = 132;
+
 impl<E: DenseElement> Plan<E> {
-    /// A plan for a problem.
+    /// A plan for a problem. Where there are rows for it, as in a prompt, a thread block has two groups of
+    /// eight: the bits are the same.
     ///
     /// # Errors
     /// Those of [`Problem::checked`]; a kernel that the device cannot launch, or has not
     /// ([`Device::prepare`]); out of memory for the scratch (some 34·head_dim bytes for each of up to
     /// 132 thread blocks, or one for each sequence, KV head and group of eight query rows).
     pub fn new(device: &Device, problem: Problem) -> Result<Self> {
+        Self::with_pairs_from(device, problem, PAIRS_FROM)
+    }
+
+    /// [`new`](Self::new) with pairs of groups of rows from so many thread blocks on: for tests and `check`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    #[doc(hidden)]
+    pub fn with_pairs_from(device: &Device, problem: Problem, pairs_from: u32) -> Result<Self> {
         let problem = problem.checked()?;
         let head_dim = problem.head_dim;
         let most = device.info().max_shared_bytes;
-        let (kernel, shared_bytes) = E::kernel(head_dim, most).ok_or(Error::HeadDim { head_dim })?;
+        let alone = E::kernel(head_dim, most).ok_or(Error::HeadDim { head_dim })?;
         let shape = problem.shape();
-        let rows = problem.kv_heads * shape.row_groups();
-        let launches = problem.sequences * rows;
+        let launches = problem.sequences * problem.kv_heads * shape.row_groups();
+        let pairs = problem.kv_heads * shape.row_groups().div_ceil(2);
+        let in_pairs = E::pair_kernel(head_dim).filter(|(_, bytes)| {
+            shape.splits == 1 && *bytes <= most && problem.sequences.saturating_mul(pairs) >= pairs_from
+        });
+        let rows = if in_pairs.is_some() { pairs } else { problem.kv_heads * shape.row_groups() };
+        let (kernel, shared_bytes) = in_pairs.unwrap_or(alone);
         let launch =
             LaunchShape::new((shape.splits, rows, problem.sequences), threads(head_dim)).shared(shared_bytes);
         device.prepare(&kernel, launch)?;

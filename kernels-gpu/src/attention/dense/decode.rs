@@ -158,20 +158,20 @@ pub fn attend_lean<E: Half, const D: usize>(
     });
 }
 
-/// The arguments of both kernels.
+/// The arguments of all attention kernels.
 #[derive(Clone, Copy)]
-struct Arguments<E> {
-    queries: Global<E>,
-    keys: Global<E>,
-    values: Global<E>,
-    table: Global<u32>,
-    lengths: Global<u32>,
-    wanted: Global<u32>,
-    partials: GlobalMut<f32>,
-    counters: GlobalMut<u32>,
-    output: GlobalMut<f32>,
-    lse: GlobalMut<f32>,
-    shape: DenseShape,
+pub(super) struct Arguments<E> {
+    pub(super) queries: Global<E>,
+    pub(super) keys: Global<E>,
+    pub(super) values: Global<E>,
+    pub(super) table: Global<u32>,
+    pub(super) lengths: Global<u32>,
+    pub(super) wanted: Global<u32>,
+    pub(super) partials: GlobalMut<f32>,
+    pub(super) counters: GlobalMut<u32>,
+    pub(super) output: GlobalMut<f32>,
+    pub(super) lse: GlobalMut<f32>,
+    pub(super) shape: DenseShape,
 }
 
 /// What a block does, with rings of `S` stages.
@@ -193,14 +193,14 @@ fn attend_part<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
     let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let (rows_wanted, length) = (wanted.load(launch_row as usize), lengths.load(sequence as usize));
 
-    let Parts { tiles, tiles_a_split, used } = Parts::of(length, shape.splits);
+    let Parts { tiles_a_split, used, .. } = Parts::of(length, shape.splits);
     // A sequence without keys still needs somebody to write its rows. One branch for both, so that both loads
     // are under way at once.
     if rows_wanted == 0 || split >= used {
         return;
     }
     let first = split * tiles_a_split;
-    let end = (first + tiles_a_split).min(tiles);
+    let end = (first + tiles_a_split).min(shape.visible_tiles(length, row_group));
 
     let layout = const { lay_out::<D>(&mut SharedPlan::new(), S) };
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
@@ -210,15 +210,26 @@ fn attend_part<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
     let heads = shape.kv_heads * shape.group;
     let query_row =
         ((sequence * shape.query_tokens + query_token) * heads + head * shape.group + in_group) as usize;
-    let tiles =
-        Tiles::<E, D, S> { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
+    let tiles = Tiles::<E, D, S> {
+        layout,
+        keys,
+        values,
+        table,
+        shape,
+        sequence,
+        head,
+        length,
+        warp,
+        lane,
+        end,
+        once: true,
+    };
     let ahead = if D > 128 { [0; 5] } else { first_blocks(&tiles, first + warp) };
     let q = Queries::load::<E, D>(queries, query_row, present, layout.queries, warp == 0, lane);
     if D > 128 {
         thread::sync_threads();
     }
-    // Keys that this lane's row sees.
-    let visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
+    let visible = shape.visible(length, row);
 
     let mut running = Running::new();
     // There registers are short.
@@ -320,23 +331,26 @@ fn look_ahead<E: Half, const D: usize>(
 }
 
 /// A warp's tiles of keys and values.
-struct Tiles<E, const D: usize, const S: u32> {
-    layout: Layout,
-    keys: Global<E>,
-    values: Global<E>,
-    table: Global<u32>,
-    shape: DenseShape,
-    sequence: u32,
-    head: u32,
-    length: u32,
-    warp: u32,
-    lane: u32,
-    end: u32,
+pub(super) struct Tiles<E, const D: usize, const S: u32> {
+    pub(super) layout: Layout,
+    pub(super) keys: Global<E>,
+    pub(super) values: Global<E>,
+    pub(super) table: Global<u32>,
+    pub(super) shape: DenseShape,
+    pub(super) sequence: u32,
+    pub(super) head: u32,
+    pub(super) length: u32,
+    pub(super) warp: u32,
+    pub(super) lane: u32,
+    pub(super) end: u32,
+    /// Whether no other thread block reads the same tiles soon.
+    pub(super) once: bool,
 }
 
 impl<E: Half, const D: usize, const S: u32> Tiles<E, D, S> {
+    /// The tile in a stage of the ring.
     #[inline(always)]
-    fn stage(&self, stage: u32) -> (KeyTile<D>, ValueTile<D>) {
+    pub(super) fn stage(&self, stage: u32) -> (KeyTile<D>, ValueTile<D>) {
         let words = KeyTile::<D>::WORDS;
         let start = self.warp * self.layout.ring_words + stage * 2 * words;
         (KeyTile::at(self.layout.ring, start), ValueTile::at(self.layout.ring, start + words))
@@ -373,7 +387,7 @@ impl<E: Half, const D: usize, const S: u32> Ring for Tiles<E, D, S> {
         let (k, v) = self.stage(stage);
         let from = (block * self.shape.kv_heads + self.head) as usize * (BLOCK_TOKENS as usize * D);
         let rows = self.length - tile * BLOCK_TOKENS;
-        if D > 128 {
+        if D > 128 || !self.once {
             k.copy(self.keys, from, rows, self.lane);
             v.copy(self.values, from, rows, self.lane);
         } else {

@@ -1,7 +1,7 @@
 //! Shapes, and the split of the work, which depends on nothing but them.
 
-use crate::attention::{MAX_PARTS, ROWS, part_floats, warps};
-use simt::{Pod, Zeroable};
+use crate::attention::{BLOCK_TOKENS, MAX_PARTS, ROWS, part_floats, warps};
+use simt::{Pod, Zeroable, bits};
 
 /// The shape of a launch. All sequences share pools and have a row of the block table each.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -36,6 +36,22 @@ impl DenseShape {
     #[inline(always)]
     pub const fn row_groups(self) -> u32 {
         self.rows().div_ceil(ROWS)
+    }
+
+    /// Keys that a row of a KV head sees, of a sequence of `length`.
+    #[inline(always)]
+    pub fn visible(self, length: u32, row: u32) -> u32 {
+        (length + bits::div_u32(row, self.group) + 1).saturating_sub(self.query_tokens)
+    }
+
+    /// Tiles that some row of a group sees.
+    #[inline(always)]
+    pub fn visible_tiles(self, length: u32, row_group: u32) -> u32 {
+        if self.query_tokens == 1 {
+            return length.div_ceil(BLOCK_TOKENS);
+        }
+        let last = (row_group * ROWS + ROWS - 1).min(self.rows() - 1);
+        self.visible(length, last).div_ceil(BLOCK_TOKENS)
     }
 }
 

@@ -3,11 +3,13 @@
 
 mod decode;
 mod layout;
+mod pairs;
 mod tokens;
 
 pub(crate) use decode::{Layout, Target, lay_out};
 pub use decode::{attend, attend_lean, layout, lean_layout};
 pub use layout::{DenseShape, partial_floats, split_count};
+pub use pairs::attend_pairs;
 pub use tokens::{APPEND_THREADS, AppendShape, append};
 
 /// Stages of a warp's ring of tiles: some 64 KB are on the way to each multiprocessor then. With more, under

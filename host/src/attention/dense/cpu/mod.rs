@@ -113,8 +113,9 @@ pub(crate) fn attend_rows<E: Half>(
                     continue;
                 }
                 let first = parts.len();
+                let end = shape.visible_tiles(*length, row_group as u32);
                 parts.extend((0..cut.used).map(|split| {
-                    let tiles = cut.tiles_of(split).map(|tile| tile as usize);
+                    let tiles = cut.tiles_of(split).map(|tile| tile.min(end) as usize);
                     Part { sequence, head, row_group, tiles }
                 }));
                 groups.push((wanted, first..parts.len()));
