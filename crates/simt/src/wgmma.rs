@@ -122,14 +122,17 @@ impl<T: Pod> Tile<T> {
     #[cfg(target_arch = "nvptx64")]
     #[inline(always)]
     fn descriptor(self) -> u64 {
-        let address = crate::ptx::shared_base() + self.array.byte_offset(self.index);
+        // Places are below 2^18: what is in front of them says which block of a cluster. Added up so that an
+        // index costs one addition.
+        let base = (crate::ptx::shared_base() & 0x3_ffff) >> 4;
+        let address = base + (self.array.byte_offset(self.index) >> 4);
         let mode = match self.swizzle {
             Swizzle::None => 0,
             Swizzle::B128 => 1,
             Swizzle::B64 => 2,
             Swizzle::B32 => 3,
         };
-        let low = (address & 0x3_ffff) >> 4 | (self.along_k >> 4) << 16;
+        let low = address + ((self.along_k >> 4) << 16);
         let high = self.next_group >> 4 | mode << 30;
         low as u64 | (high as u64) << 32
     }
@@ -315,6 +318,37 @@ pub fn wait<const PENDING: usize, S: Pod, const L: usize, const COUNT: usize>(
     }
 }
 
+/// This group's threads keep `N` registers each, and give the others up for groups of the block that
+/// [claim](claim_registers) them: threads that only start copies need few. `N` is a multiple of 8 from 24 to
+/// 256, and no more than a launch gives a thread: what fits `#[kernel(max_threads = …, min_blocks = 1)]`, in
+/// whole groups. PTX: `setmaxnreg.dec.sync.aligned.u32`.
+#[crate::device]
+pub fn release_registers<const N: u32>() {
+    const { are_registers(N) }
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: as for `begin`; the compiler of PTX sees to what is in registers.
+    unsafe {
+        asm!("setmaxnreg.dec.sync.aligned.u32 {0};", const N, options(nostack))
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    model::registers(N);
+}
+
+/// This group's threads wait until the block's other groups have given up enough registers for `N` of each,
+/// and go on with them. What all groups have together is what the launch gave the block: with more one of them
+/// would wait forever, which the emulator refuses. PTX: `setmaxnreg.inc.sync.aligned.u32`.
+#[crate::device]
+pub fn claim_registers<const N: u32>() {
+    const { are_registers(N) }
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: as for `release_registers`.
+    unsafe {
+        asm!("setmaxnreg.inc.sync.aligned.u32 {0};", const N, options(nostack))
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    model::registers(N);
+}
+
 /// The same words, as what follows the assembly ahead of this and precedes that behind it.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
@@ -326,6 +360,10 @@ fn tied<const L: usize>(mut words: [u32; L]) -> [u32; L] {
         i += 1;
     }
     words
+}
+
+const fn are_registers(count: u32) {
+    assert!(count >= 24 && count <= 256 && count % 8 == 0, "24 to 256 registers, a multiple of 8");
 }
 
 const fn is_a_sum<S>() {

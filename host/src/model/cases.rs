@@ -2,12 +2,12 @@
 //! inputs. Products also run on the CPU's own path, whose bits are an output like the kernels', so that a GPU
 //! is compared with all of them.
 
-use super::cpu;
 use super::kernels::{Choice, Choosing, choose, embed_kernel, embedding, quantize, record_words};
 use super::linear::{
     DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind, batch_kernel,
     decode_kernel, fused_kernels, prefill_kernel,
 };
+use super::{cpu, prompt_cases};
 use crate::attention::rope::{
     Pairing, RopeElement, frequencies, rope_append_kernel, rotate, rotate_and_append,
 };
@@ -23,7 +23,7 @@ use simt::KernelInfo;
 
 /// What activations and logits hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Content {
+pub(super) enum Content {
     /// Uniform in [-4, 4).
     Uniform,
     /// Random bits: NaN, infinities, subnormals and every exponent.
@@ -58,7 +58,7 @@ impl Content {
         }
     }
 
-    fn values(self, seed: u64, count: usize) -> Vec<f32> {
+    pub(super) fn values(self, seed: u64, count: usize) -> Vec<f32> {
         (0..count).map(|index| self.value(seed, index)).collect()
     }
 }
@@ -69,7 +69,12 @@ fn mix(seed: u64, index: usize) -> u64 {
 }
 
 /// Random weights; hostile ones have any bytes as scales or elements.
-fn weights(kind: WeightKind, rows: usize, columns: usize, hostile: bool) -> Result<PackedWeights, CaseError> {
+pub(super) fn weights(
+    kind: WeightKind,
+    rows: usize,
+    columns: usize,
+    hostile: bool,
+) -> Result<PackedWeights, CaseError> {
     let tensor_type = kind.tensor_type();
     let len = tensor_type.row_bytes(columns).unwrap_or(0) * rows;
     let mut bytes: Vec<u8> = (0..len).map(|i| mix(3, i) as u8).collect();
@@ -100,6 +105,7 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
     }
     add_quantize(&mut cases, coverage);
     add_products(&mut cases, coverage);
+    prompt_cases::add(&mut cases, coverage);
     add_embedding(&mut cases);
     for pairing in [Pairing::HalfSplit, Pairing::Interleaved] {
         add_rotation::<f32>(&mut cases, pairing);
@@ -112,7 +118,7 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
 }
 
 /// Records from values, and the values that made them.
-fn make_records(
+pub(super) fn make_records(
     stream: &Stream,
     input: Input,
     tokens: usize,
@@ -162,13 +168,13 @@ fn add_quantize(cases: &mut Vec<Case>, coverage: Coverage) {
 
 /// A product: what a case is about.
 #[derive(Clone, Copy)]
-struct Problem {
-    kind: WeightKind,
-    rows: usize,
-    columns: usize,
-    tokens: usize,
-    content: Content,
-    hostile: bool,
+pub(super) struct Problem {
+    pub(super) kind: WeightKind,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) tokens: usize,
+    pub(super) content: Content,
+    pub(super) hostile: bool,
 }
 
 fn add_products(cases: &mut Vec<Case>, coverage: Coverage) {

@@ -7,12 +7,14 @@ use crate::Stream;
 use half::{bf16, f16};
 use kernels_gpu::model::activations::{Gated, Normed, Plain, SourceShape, THREADS, sums_layout};
 use kernels_gpu::model::format::{Q4_0, Q4_1, Q8_0};
+use kernels_gpu::model::prompt::PANEL_TOKENS;
 use kernels_gpu::model::{
-    CHOICE_THREADS, SampleShape, choose_largest, choose_sampled, embed, quantize_activations, sample_layout,
+    CHOICE_THREADS, SampleShape, choose_largest, choose_sampled, embed, panel_activations,
+    quantize_activations, sample_layout,
 };
 use simt::{Global, GlobalMut, Kernel, LaunchShape};
 
-pub use super::linear::record_words;
+pub use super::linear::{panel_words, record_words};
 
 fn count(what: &'static str, value: usize, most: usize, limit: &'static str) -> Result<u32> {
     if value == 0 || value > most { Err(Error::Argument { what, value, limit }) } else { Ok(value as u32) }
@@ -39,23 +41,67 @@ pub unsafe fn quantize(
     columns: usize,
 ) -> Result<()> {
     let tokens = tokens_of(tokens)?;
+    let Some((variant, x, weight, shape)) = source(input, columns)? else { return Ok(()) };
+    let kernels = [
+        quantize_activations::kernel::<Plain>(),
+        quantize_activations::kernel::<Normed>(),
+        quantize_activations::kernel::<Gated>(),
+    ];
+    let grid = (tokens, shape.columns.div_ceil(4 * THREADS));
+    let launch = LaunchShape::new(grid, THREADS).shared(sums_layout().1);
+    let args = quantize_activations::Args { x, weight, records, shape };
+    // SAFETY: the caller's word; blocks for each token.
+    unsafe { stream.launch(&kernels[variant], launch, args) }?;
+    Ok(())
+}
+
+/// Panels of `input` to `panels`, [`panel_words`] of them: what [`quantize`] does, for
+/// [`ProductKernel::Prompt`](super::linear::ProductKernel::Prompt).
+///
+/// # Safety
+/// As [`quantize`].
+///
+/// # Errors
+/// As [`quantize`].
+pub unsafe fn panels(
+    stream: &Stream,
+    input: Input,
+    panels: GlobalMut<u32>,
+    tokens: usize,
+    columns: usize,
+) -> Result<()> {
+    let tokens = tokens_of(tokens)?;
+    let Some((variant, x, weight, shape)) = source(input, columns)? else { return Ok(()) };
+    let kernels = [
+        panel_activations::kernel::<Plain>(),
+        panel_activations::kernel::<Normed>(),
+        panel_activations::kernel::<Gated>(),
+    ];
+    // Each block of a token adds up the norm's whole row: with tokens enough one does all of it.
+    let parts = if variant == 1 && tokens >= 512 { 1 } else { shape.columns.div_ceil(4 * THREADS) };
+    let grid = (tokens.next_multiple_of(PANEL_TOKENS), parts);
+    let launch = LaunchShape::new(grid, THREADS).shared(sums_layout().1);
+    let args = panel_activations::Args { x, weight, panels, shape, tokens };
+    // SAFETY: the caller's word; blocks for each token, and for those that fill the last panel up.
+    unsafe { stream.launch(&kernels[variant], launch, args) }?;
+    Ok(())
+}
+
+/// An input's number, its values, a norm's weights and their shape; nothing of what is quantized already.
+type Values = (usize, Global<f32>, Global<f32>, SourceShape);
+
+fn source(input: Input, columns: usize) -> Result<Option<Values>> {
     if columns == 0 || !columns.is_multiple_of(32) || columns > u32::MAX as usize / 64 {
         return Err(Error::Columns { columns });
     }
     let columns = columns as u32;
-    let (kernel, x, weight, stride, epsilon) = match input {
-        Input::Records(_) => return Ok(()),
-        Input::Plain { x } => (quantize_activations::kernel::<Plain>(), x, x, columns, 0.0),
-        Input::Normed { x, weight, epsilon } => {
-            (quantize_activations::kernel::<Normed>(), x, weight, columns, epsilon)
-        }
-        Input::Gated { x } => (quantize_activations::kernel::<Gated>(), x, x, 2 * columns, 0.0),
+    let (variant, x, weight, stride, epsilon) = match input {
+        Input::Records(_) | Input::Panels(_) => return Ok(None),
+        Input::Plain { x } => (0, x, x, columns, 0.0),
+        Input::Normed { x, weight, epsilon } => (1, x, weight, columns, epsilon),
+        Input::Gated { x } => (2, x, x, 2 * columns, 0.0),
     };
-    let shape = SourceShape { columns, stride, epsilon, padding: 0 };
-    let launch = LaunchShape::new((tokens, columns.div_ceil(4 * THREADS)), THREADS).shared(sums_layout().1);
-    // SAFETY: the caller's word; blocks for each token.
-    unsafe { stream.launch(&kernel, launch, quantize_activations::Args { x, weight, records, shape }) }?;
-    Ok(())
+    Ok(Some((variant, x, weight, SourceShape { columns, stride, epsilon, padding: 0 })))
 }
 
 /// Rows `tokens` \[count\] of `weights` to `out` [count, columns]; a row that is not there is NaN.

@@ -25,6 +25,7 @@ pub mod gguf;
 pub mod kernels;
 pub mod linear;
 pub mod oracle;
+mod prompt_cases;
 pub mod synthetic;
 pub mod text;
 pub mod tokenizer;

@@ -4,7 +4,7 @@ use super::{Numbers, assert_bits, blocks, emulator, weights};
 use host::Buffer;
 use host::model::cpu::{self, Level, Onto, Source};
 use host::model::gguf::{TensorType, dequantize};
-use host::model::kernels::{quantize, record_words};
+use host::model::kernels::{panel_words, panels, quantize, record_words};
 use host::model::linear::{DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind};
 use kernels_gpu::model::fixed::{Part, Record};
 use kernels_gpu::model::product::strands;
@@ -26,15 +26,18 @@ struct Problem {
     tokens: usize,
     seed: u64,
     wild: bool,
+    /// Values are times 2^exponent.
+    exponent: i32,
 }
 
 /// Every path's product is that of the emulated matrix-vector kernel.
 fn check(problem: &Problem) -> Vec<f32> {
-    let &Problem { kind, rows, columns, tokens, seed, wild } = problem;
+    let &Problem { kind, rows, columns, tokens, seed, wild, exponent } = problem;
     let mut numbers = Numbers::new(seed ^ 0x55);
     let weights = weights(kind, rows, columns, seed, wild);
     let x: Vec<f32> = (0..tokens * columns)
         .map(|_| if wild && numbers.bits().is_multiple_of(50) { numbers.wild() } else { numbers.uniform() })
+        .map(|x| x * 2f32.powi(exponent))
         .collect();
     let (bias, residual) = (numbers.values(rows, 1.0), numbers.values(tokens * rows, 1.0));
     let records = records_of(Source::Plain(&x), tokens, columns);
@@ -63,6 +66,11 @@ fn check(problem: &Problem) -> Vec<f32> {
         assert_bits("tensor cores", &expected, &found);
         let found = run(ProductKernel::Batch, Input::Records(words.global()));
         assert_bits("tensor cores, eight tokens", &expected, &found);
+        let mut panel = Buffer::<u32>::new(&device, panel_words(tokens, columns)).unwrap();
+        // SAFETY: as above.
+        unsafe { panels(&stream, input, panel.global_mut(), tokens, columns) }.unwrap();
+        let found = run(ProductKernel::Prompt, Input::Panels(panel.global()));
+        assert_bits("groups of four warps", &expected, &found);
         assert_bits("fused", &expected, &run(ProductKernel::Auto, input));
     }
     for level in Level::available() {
@@ -99,7 +107,7 @@ fn odd_shapes_have_the_same_bits_on_every_path() {
     ];
     for kind in WeightKind::ALL {
         for (seed, (rows, columns, tokens)) in shapes.into_iter().enumerate() {
-            check(&Problem { kind, rows, columns, tokens, seed: seed as u64, wild: false });
+            check(&Problem { kind, rows, columns, tokens, seed: seed as u64, wild: false, exponent: 0 });
         }
     }
 }
@@ -108,8 +116,21 @@ fn odd_shapes_have_the_same_bits_on_every_path() {
 fn wild_weights_and_inputs_have_the_same_bits_on_every_path() {
     for kind in WeightKind::ALL {
         for seed in 0..4 {
-            let out = check(&Problem { kind, rows: 19, columns: 192, tokens: 6, seed, wild: true });
+            let out =
+                check(&Problem { kind, rows: 19, columns: 192, tokens: 6, seed, wild: true, exponent: 0 });
             assert!(out.iter().any(|y| y.is_nan()));
+        }
+    }
+}
+
+/// Around the largest magnitudes from and to which f16 holds digits times their block's step, and where those
+/// are subnormal.
+#[test]
+fn values_of_any_size_have_the_same_bits_on_every_path() {
+    for kind in [WeightKind::Q4_1, WeightKind::Q8_0] {
+        for exponent in [-126i32, -60, -21, -20, -19, -18, -17, -16, -8, 8, 9, 10, 11, 12, 13, 14, 60, 110] {
+            let seed = exponent.unsigned_abs().into();
+            check(&Problem { kind, rows: 17, columns: 160, tokens: 5, seed, wild: false, exponent });
         }
     }
 }
@@ -192,7 +213,7 @@ proptest! {
         wild: bool,
         seed: u64,
     ) {
-        check(&Problem { kind, rows, columns: blocks * 32, tokens, seed, wild });
+        check(&Problem { kind, rows, columns: blocks * 32, tokens, seed, wild, exponent: 0 });
     }
 }
 

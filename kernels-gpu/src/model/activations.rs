@@ -23,7 +23,7 @@
 //! channels, so eight lanes have a block of channels: its largest magnitude and its sum are three exchanges
 //! each. Ahead of a fused product one thread block does all of a row.
 
-use super::fixed::{self, BLOCK, PART_WORDS, RECORD_WORDS, digits, magnitude};
+use super::fixed::{self, BLOCK, PART_WORDS, RECORD_WORDS, Step, digits, magnitude};
 use glam::Vec4;
 use simt::math::{exp2, fma, rsqrt};
 use simt::warp::{self, FULL_MASK, warp_shuffle_xor, warp_sum_f32};
@@ -187,11 +187,22 @@ pub(super) fn load_ahead<S: Source>(weight: Global<f32>, part: u32, shape: Sourc
     S::ahead(weight, at.min(shape.columns - 4))
 }
 
-/// Makes the records of a token, by all threads of a block, or of `parts` blocks of which this one is number
-/// `part`; `store` gets words of the token's records. `ahead` is what [`load_ahead`] gives for the part.
+/// A block of 32 channels, as each of the eight lanes knows it that have four of them.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    /// Bits of the largest magnitude.
+    pub(super) largest: u32,
+    pub(super) step: Step,
+    /// ΣX.
+    pub(super) sum: i32,
+}
+
+/// Turns a token's values to fixed point, by all threads of a block, or of `parts` blocks of which this one
+/// is number `part`; `use_four` gets the first of four channels, their X, and their block. `ahead` is what
+/// [`load_ahead`] gives for the part.
 #[simt::device]
 #[allow(clippy::too_many_arguments)]
-pub(super) fn make_records<S: Source>(
+pub(super) fn make_blocks<S: Source>(
     x: Global<f32>,
     weight: Global<f32>,
     ahead: Vec4,
@@ -199,7 +210,7 @@ pub(super) fn make_records<S: Source>(
     [part, parts]: [u32; 2],
     shape: SourceShape,
     sums: Shared<f32>,
-    store: impl Fn(u32, u32),
+    use_four: impl Fn(u32, [i32; 4], Block),
 ) {
     let start = token as usize * shape.stride as usize;
     let load = |at: u32| {
@@ -225,18 +236,36 @@ pub(super) fn make_records<S: Source>(
             sum += warp_shuffle_xor(FULL_MASK, sum, 1 << i, 32);
         });
         if inside {
-            let d = fixed.map(digits);
-            let quad = at / 4 % 8;
-            let base = at / BLOCK * RECORD_WORDS + quad / 2 * PART_WORDS + quad % 2;
-            unroll!(for p in 0..3 {
-                let plane = [d[0][p] as u32, d[1][p] as u32, d[2][p] as u32, d[3][p] as u32];
-                store(base + 2 * p as u32, bits::pack_low_bytes(plane));
-            });
-            store(base + 6, if quad.is_multiple_of(2) { step.step } else { step.sum(sum) }.to_bits());
+            use_four(at, fixed, Block { largest, step, sum });
         }
         first += parts * (4 * THREADS);
         raw = load(first + thread::thread_idx_x() * 4);
     }
+}
+
+/// Makes the records of a token: [`make_blocks`], of which `store` gets words of the token's records.
+#[simt::device]
+#[allow(clippy::too_many_arguments)]
+pub(super) fn make_records<S: Source>(
+    x: Global<f32>,
+    weight: Global<f32>,
+    ahead: Vec4,
+    token: u32,
+    share: [u32; 2],
+    shape: SourceShape,
+    sums: Shared<f32>,
+    store: impl Fn(u32, u32),
+) {
+    make_blocks::<S>(x, weight, ahead, token, share, shape, sums, |at, fixed, Block { step, sum, .. }| {
+        let d = fixed.map(digits);
+        let quad = at / 4 % 8;
+        let base = at / BLOCK * RECORD_WORDS + quad / 2 * PART_WORDS + quad % 2;
+        unroll!(for p in 0..3 {
+            let plane = [d[0][p] as u32, d[1][p] as u32, d[2][p] as u32, d[3][p] as u32];
+            store(base + 2 * p as u32, bits::pack_low_bytes(plane));
+        });
+        store(base + 6, if quad.is_multiple_of(2) { step.step } else { step.sum(sum) }.to_bits());
+    });
 }
 
 /// The records of every token. Grid (tokens, any number of blocks for a token, of use up to one for every

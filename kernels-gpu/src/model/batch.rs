@@ -128,11 +128,11 @@ impl Lane {
                 let a = [upper[0], lower[0], upper[1], lower[1]];
                 let high = mma_i8(a, [first.x, first.y], [0; 4]);
                 let middle = mma_i8(a, [first.z, first.w], [0; 4]);
-                let low = mma_i8(a, [second.x, second.y], [0; 4]);
+                let rest = mma_i8(a, [second.x, second.y], middle.map(|b| b << 7));
                 let (t, u) = (columns(second.z, self.q), columns(second.w, self.q));
                 let scale = stored[i].map(F::widened);
                 unroll!(for e in 0..4 {
-                    let dot = F::combine([high[e], middle[e], low[e]]);
+                    let dot = F::combine(high[e], rest[e]);
                     let sum = F::finish(sums[i % N][e], scale[e / 2], dot, t[e % 2], u[e % 2]);
                     sums[i % N][e] = if inside { sum } else { sums[i % N][e] };
                 });

@@ -19,10 +19,9 @@
 //! s ← fma(d·t, f32(S), s), then for Q4_1 and Q4_0  s ← fma(m, u, s)    (m = −8·d for Q4_0)
 //! ```
 //!
-//! For four-bit codes |S| < 2^30 and f32(S) rounds once. For Q8_0, S = 2^7·(2^7·A + B) + C by planes of
-//! digits, and f32(S) = fma(f32(2^7·A + B), 128, f32(C)). For floats S = Σ w·X is a sum of eight chains:
-//! chain c adds the channels c, c + 8, c + 16 and c + 24 by multiply-adds, chains are added as ((0 + 4) +
-//! (2 + 6)) + ((1 + 5) + (3 + 7)), and s ← fma(t, S, s).
+//! f32(S) is S rounded once: |S| < 2^30 for four-bit codes, 2^33 for Q8_0. For floats S = Σ w·X is a sum of
+//! eight chains: chain c adds the channels c, c + 8, c + 16 and c + 24 by multiply-adds, chains are added as
+//! ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)), and s ← fma(t, S, s).
 //!
 //! # Layout
 //! Rows go in groups of eight, blocks of a group follow each other: tile `group · blocks + block`. In a tile
@@ -38,8 +37,9 @@
 use crate::Element;
 use glam::UVec4;
 use half::{bf16, f16};
-use simt::bits::dp4a;
+use simt::bits::{byte_perm, dp4a};
 use simt::convert::f32_from_f16;
+use simt::half2::{fma_f16x2, sub_f16x2};
 use simt::math::fma;
 use simt::warp::{FULL_MASK, warp_shuffle_xor};
 use simt::{Global, Shared, unroll};
@@ -56,6 +56,11 @@ pub struct Q4_0;
 /// Eight bits, scale.
 #[derive(Clone, Copy, Debug)]
 pub struct Q8_0;
+
+/// 1/16, twice.
+const SIXTEENTHS: u32 = 0x2c00_2c00;
+/// −64, twice.
+const MINUS_64S: u32 = 0xd400_d400;
 
 /// A type of weights, as the matrix-vector kernel sees it: eight lanes have a tile.
 pub trait Format: 'static {
@@ -85,6 +90,8 @@ pub trait Format: 'static {
 
 /// A type of weights with integer codes, as the tensor-core kernels see it.
 pub trait Codes: Format {
+    /// Whether blocks have a minimum: whether [`finish`](Self::finish) reads u.
+    const HAS_MINIMUM: bool;
     /// A row's words of a part of a tile and its scale as they are stored: nothing waits for the loads.
     type Stored: Copy;
     /// What stands for nothing loaded yet.
@@ -98,14 +105,16 @@ pub trait Codes: Format {
     /// The [`operands`](Self::operands) of row `r` and part `j` of a tile that is in shared memory from word
     /// `tile` on.
     fn shared_operands(codes: Shared<u32>, tile: u32, j: u32, r: u32) -> [u32; 2];
+    /// Those codes as f16, which hold them exactly, in pairs: for each word, codes 0 and 2, then 1 and 3.
+    fn shared_halves(codes: Shared<u32>, tile: u32, j: u32, r: u32) -> [[u32; 2]; 2];
     /// The [`scale`](Self::scale) of row `r` of a tile whose scales are there from element `tile` on.
     fn shared_scale(scales: Shared<u16>, tile: u32, r: u32) -> [f32; 2];
     /// Row `r`'s words of part `j` of a tile: channels 8·j + 0 to 3, and 8·j + 4 to 7.
     fn words(codes: Global<u32>, tile: usize, j: u32, r: u32) -> [u32; 2];
     /// d and m of row `r` of a tile; m is 0 where the type has none.
     fn scale(scales: Global<u16>, tile: usize, r: u32) -> [f32; 2];
-    /// f32(S), from the sums over the three planes of digits.
-    fn combine(sums: [i32; 3]) -> f32;
+    /// f32(S) of S = 2^14·A + (2^7·B + C), from A and the rest.
+    fn combine(high: i32, rest: i32) -> f32;
     /// Adds a block to `sum`: d, m, f32(S), t and u are as in the [module](self).
     fn finish(sum: f32, scale: [f32; 2], dot: f32, step: f32, u: f32) -> f32;
 }
@@ -170,16 +179,17 @@ fn half_bits(bits: u16) -> f32 {
     f32_from_f16(f16::from_bits(bits))
 }
 
-/// S of four-bit codes: below 2^30 in magnitude.
+/// S of four-bit codes, from A and the rest: below 2^30 in magnitude.
 #[inline(always)]
-fn four_bit_sum([a, b, c]: [i32; 3]) -> i32 {
-    a.wrapping_shl(14).wrapping_add(b.wrapping_shl(7)).wrapping_add(c)
+fn four_bit_sum(high: i32, rest: i32) -> i32 {
+    high.wrapping_shl(14).wrapping_add(rest)
 }
 
-/// f32(S) of eight-bit codes, from 2^7·A + B and C.
+/// f32(S) of eight-bit codes, S = 2^14·A + (2^7·B + C), from A and the rest: |A| < 2^19, and the rest is
+/// below 2^25 + 2^18. What of it exceeds 14 bits goes to A, so both become floats exactly.
 #[inline(always)]
-fn eight_bit_dot(upper: i32, low: i32) -> f32 {
-    fma(upper as f32, 128.0, low as f32)
+fn eight_bit_dot(high: i32, rest: i32) -> f32 {
+    fma(high.wrapping_add(rest >> 14) as f32, 16384.0, (rest & 16383) as f32)
 }
 
 macro_rules! four_bits {
@@ -215,7 +225,10 @@ macro_rules! four_bits {
             fn add(loaded: Self::Loaded, part: impl Fn(u32) -> [UVec4; 2], c: u32, sum: f32) -> f32 {
                 let part = part(c >> 1);
                 let planes = planes(part);
-                let sums = loaded.words.to_array().map(|word| four_bit_sum(dot(low_and_high(word), planes)));
+                let sums = loaded.words.to_array().map(|word| {
+                    let [a, b, c] = dot(low_and_high(word), planes);
+                    four_bit_sum(a, b.wrapping_shl(7).wrapping_add(c))
+                });
                 let dot = add_parts(sums, c) as f32;
                 let [step, u] = [f32::from_bits(part[1].z), f32::from_bits(part[1].w)];
                 Self::finish(sum, Self::widen(loaded.scale), dot, step, u)
@@ -229,6 +242,7 @@ macro_rules! four_bits {
             }
         }
         impl Codes for $name {
+            const HAS_MINIMUM: bool = true;
             type Stored = (u32, $stored);
             #[inline(always)]
             fn none() -> Self::Stored {
@@ -252,6 +266,16 @@ macro_rules! four_bits {
                 low_and_high(codes.load(tile + 8 * j + r))
             }
             #[simt::device]
+            fn shared_halves(codes: Shared<u32>, tile: u32, j: u32, r: u32) -> [[u32; 2]; 2] {
+                let word = codes.load(tile + 8 * j + r);
+                let pairs = [word, word >> 8];
+                // 1024 + q, and 1024 + 16·q.
+                let low = pairs.map(|word| sub_f16x2(word & 0x000f_000f | 0x6400_6400, 0x6400_6400));
+                let high =
+                    pairs.map(|word| fma_f16x2(word & 0x00f0_00f0 | 0x6400_6400, SIXTEENTHS, MINUS_64S));
+                [low, high]
+            }
+            #[simt::device]
             fn shared_scale(scales: Shared<u16>, tile: u32, r: u32) -> [f32; 2] {
                 Self::widen(scales.load_vector::<$stored>(tile + $scales * r))
             }
@@ -265,8 +289,8 @@ macro_rules! four_bits {
                 Self::widen(scales.cast::<$stored>().load_readonly(row))
             }
             #[inline(always)]
-            fn combine(sums: [i32; 3]) -> f32 {
-                four_bit_sum(sums) as f32
+            fn combine(high: i32, rest: i32) -> f32 {
+                four_bit_sum(high, rest) as f32
             }
             #[inline(always)]
             fn finish(sum: f32, [d, m]: [f32; 2], dot: f32, step: f32, u: f32) -> f32 {
@@ -303,13 +327,13 @@ impl Format for Q8_0 {
         let part = part(c >> 1);
         let planes = planes(part);
         let [first, second] = loaded.words.map(|words| words.to_array());
-        let (mut upper, mut low) = ([0; 4], [0; 4]);
+        let (mut high, mut rest) = ([0; 4], [0; 4]);
         unroll!(for r in 0..4 {
             let [a, b, c] = dot([first[r], second[r]], planes);
-            upper[r] = (a << 7) + b;
-            low[r] = c;
+            high[r] = a;
+            rest[r] = (b << 7) + c;
         });
-        let dot = eight_bit_dot(add_parts(upper, c), add_parts(low, c));
+        let dot = eight_bit_dot(add_parts(high, c), add_parts(rest, c));
         let [step, u] = [f32::from_bits(part[1].z), f32::from_bits(part[1].w)];
         Self::finish(sum, [half_bits(loaded.scale), 0.0], dot, step, u)
     }
@@ -323,6 +347,7 @@ impl Format for Q8_0 {
 }
 
 impl Codes for Q8_0 {
+    const HAS_MINIMUM: bool = false;
     type Stored = ([u32; 2], u16);
     #[inline(always)]
     fn none() -> Self::Stored {
@@ -348,6 +373,14 @@ impl Codes for Q8_0 {
         [codes.load(at), codes.load(at + 32)]
     }
     #[simt::device]
+    fn shared_halves(codes: Shared<u32>, tile: u32, j: u32, r: u32) -> [[u32; 2]; 2] {
+        Self::shared_operands(codes, tile, j, r).map(|word| {
+            // 1024 + 128 + q.
+            let raised = word ^ 0x8080_8080;
+            [0x7270, 0x7371].map(|bytes| sub_f16x2(byte_perm(raised, 0x6400_0000, bytes), 0x6480_6480))
+        })
+    }
+    #[simt::device]
     fn shared_scale(scales: Shared<u16>, tile: u32, r: u32) -> [f32; 2] {
         [half_bits(scales.load(tile + r)), 0.0]
     }
@@ -361,8 +394,8 @@ impl Codes for Q8_0 {
         [half_bits(scales.load_readonly(tile * GROUP as usize + r as usize)), 0.0]
     }
     #[inline(always)]
-    fn combine([a, b, c]: [i32; 3]) -> f32 {
-        eight_bit_dot((a << 7) + b, c)
+    fn combine(high: i32, rest: i32) -> f32 {
+        eight_bit_dot(high, rest)
     }
     #[inline(always)]
     fn finish(sum: f32, [d, _]: [f32; 2], dot: f32, step: f32, _: f32) -> f32 {

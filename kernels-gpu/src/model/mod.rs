@@ -16,6 +16,7 @@
 //! | [`fn@linear`], [`fn@linear_fused`] | product for a few tokens | 4: QKV, output, gate and up, down |
 //! | [`fn@linear_batch`] | product for the tokens of a batch | 4, in the place of `linear` |
 //! | [`fn@linear_prefill`] | product for many tokens | |
+//! | [`fn@panel_activations`], [`fn@linear_prompt`] | the same on GPUs of compute capability 9.0 | |
 //! | [`fn@rope`], [`fn@rope_append`] | rotation, types and places that caches want | 1 |
 //! | [`fn@choose_largest`], [`fn@choose_sampled`] | the next token, for the next step | once a step |
 
@@ -27,6 +28,7 @@ pub mod fixed;
 pub mod format;
 pub mod prefill;
 pub mod product;
+pub mod prompt;
 pub mod random;
 mod sample;
 
@@ -37,6 +39,7 @@ pub use choice::{CHOICE_THREADS, choose_largest, order_key};
 pub use embedding::embed;
 pub use prefill::linear_prefill;
 pub use product::{linear, linear_fused};
+pub use prompt::{linear_prompt, panel_activations};
 pub use sample::{SampleShape, choose_sampled, nucleus_mass, sample_layout, sample_weight};
 
 /// Every kernel instance of the system.
@@ -48,6 +51,8 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         linear_fused::INSTANCES,
         linear_batch::INSTANCES,
         linear_prefill::INSTANCES,
+        panel_activations::INSTANCES,
+        linear_prompt::INSTANCES,
         embed::INSTANCES,
         rope::INSTANCES,
         rope_append::INSTANCES,

@@ -226,9 +226,9 @@ pub fn linear_prefill<F: Codes>(
                     let a = [upper[0], lower[0], upper[1], lower[1]];
                     let high = mma_i8(a, [first.x, first.y], [0; 4]);
                     let middle = mma_i8(a, [first.z, first.w], [0; 4]);
-                    let low = mma_i8(a, [second.x, second.y], [0; 4]);
+                    let rest = mma_i8(a, [second.x, second.y], middle.map(|b| b << 7));
                     unroll!(for e in 0..4 {
-                        let dot = F::combine([high[e], middle[e], low[e]]);
+                        let dot = F::combine(high[e], rest[e]);
                         let scale = scales[2 * half + e / 2];
                         sums[half][i][e] = F::finish(sums[half][i][e], scale, dot, step[e % 2], u[e % 2]);
                     });

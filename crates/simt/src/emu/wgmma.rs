@@ -20,6 +20,10 @@ use std::collections::{BTreeMap, VecDeque};
 const SM: u32 = 90;
 /// Warps of a group.
 const WARPS: usize = 4;
+/// Threads of a group.
+const GROUP_THREADS: u64 = 32 * WARPS as u64;
+/// Registers of a multiprocessor.
+const REGISTERS: u32 = 65536;
 /// Rows of A that a warp has.
 const WARP_ROWS: u32 = 16;
 /// Distances of a descriptor are below this.
@@ -53,6 +57,7 @@ pub(crate) enum GroupCall {
     Begin,
     Commit,
     Wait(usize),
+    Registers(u32),
     Multiply { kind: Kind, columns: u32, add: bool, a: Option<Placed>, b: Placed },
 }
 
@@ -149,6 +154,8 @@ impl Followed {
 #[derive(Default)]
 pub(super) struct WarpGroups {
     groups: RefCell<BTreeMap<usize, Followed>>,
+    /// Registers of a thread of those groups that have said how many they hold.
+    registers: RefCell<BTreeMap<usize, u32>>,
     /// Warps that have ended: a bit each.
     ended: Cell<u32>,
 }
@@ -157,6 +164,7 @@ impl WarpGroups {
     /// A new block.
     pub(super) fn reset(&self) {
         self.groups.borrow_mut().clear();
+        self.registers.borrow_mut().clear();
         self.ended.set(0);
     }
 
@@ -315,6 +323,26 @@ fn first_row(lane: &Lane) -> u32 {
 #[track_caller]
 pub(crate) fn begin() {
     meet(GroupCall::Begin, [0; 4]);
+}
+
+/// The group's threads have so many registers each from here on. A block has what its launch gave it: as many
+/// for each thread as fit a multiprocessor, whose four schedulers have a quarter of the warps each.
+#[track_caller]
+pub(crate) fn registers(count: u32) {
+    let place = Location::caller();
+    meet(GroupCall::Registers(count), [0; 4]);
+    with_lane(|lane| {
+        let block = lane.block();
+        let mut held = block.warp_groups.registers.borrow_mut();
+        held.insert(lane.linear as usize / 32 / WARPS, count);
+        let groups = block.shape.block.count().div_ceil(GROUP_THREADS);
+        let launched = (REGISTERS / block.info.max_threads.next_multiple_of(GROUP_THREADS as u32)) & !7;
+        let (total, limit) = (held.values().sum(), groups as u32 * launched);
+        // A group that has not said yet may be about to give some up.
+        if held.len() as u64 == groups && total > limit {
+            raise_product(place, ProductFault::Registers { total, limit });
+        }
+    });
 }
 
 /// Sums that a thread hands over.

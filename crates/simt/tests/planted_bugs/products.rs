@@ -228,3 +228,39 @@ fn other_gpus_and_fewer_warps() {
     let kind = run(three, &EmuOptions::default());
     assert_eq!(kind, FaultKind::Products(ProductFault::Warps { threads: 96 }));
 }
+
+/// Of 168 registers a thread the last group gives up 16, and the others take eight each.
+#[kernel(only_sm = 90, max_threads = 384)]
+fn registers(y: GlobalMut<u32>, mistake: u32) {
+    let t = thread::thread_idx_x();
+    if t >= 256 {
+        if mistake == 1 {
+            wgmma::release_registers::<160>();
+        } else {
+            wgmma::release_registers::<152>();
+        }
+    } else if mistake == 2 && t / 32 == 5 {
+        wgmma::claim_registers::<168>(); // BUG: not what the rest of its group claims
+    } else {
+        wgmma::claim_registers::<176>(); // BUG: more than there are
+    }
+    y.store(t as usize, t);
+}
+
+#[test]
+fn registers_that_nobody_has_given_up() {
+    let mut y = vec![0; 384];
+    let mut run = |mistake| {
+        let args = registers::Args { y: write(&mut y), mistake };
+        launch(registers::kernel(), LaunchShape::new(1, 384), args, &EmuOptions::race_checked())
+    };
+    let fault = run(1).unwrap_err();
+    assert_eq!(
+        fault.kind,
+        FaultKind::Products(ProductFault::Registers { total: 512, limit: 504 }),
+        "{fault}"
+    );
+    let fault = run(2).unwrap_err();
+    assert!(matches!(fault.kind, FaultKind::Products(ProductFault::Parted { .. })), "{fault}");
+    assert_eq!(run(0), Ok(()));
+}

@@ -274,7 +274,8 @@ fn portable<F: Codes>(view: View<'_>, group: usize, token: usize) -> [f32; ROWS]
                 }
             }
             let scale = scale(view.kind, view.group_scales(group), block, r);
-            *sum = F::finish(*sum, scale, F::combine(planes), record[0].step, record[0].sum);
+            let dot = F::combine(planes[0], (planes[1] << 7) + planes[2]);
+            *sum = F::finish(*sum, scale, dot, record[0].step, record[0].sum);
         }
     }
     add_strands(&strand_sums[..view.strands])

@@ -252,8 +252,11 @@ macro_rules! integer_paths {
                     let d = _mm256_cvtph_ps(load_halves(scales, block * ROWS));
                     for t in 0..T {
                         let [a, b, c] = dots[t];
-                        let upper = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32::<7>(a), b));
-                        let dot = _mm256_fmadd_ps(upper, _mm256_set1_ps(128.0), _mm256_cvtepi32_ps(c));
+                        // Both are exact (`Codes::combine`), so the sum rounds once.
+                        let rest = _mm256_add_epi32(_mm256_slli_epi32::<7>(b), c);
+                        let high = _mm256_cvtepi32_ps(_mm256_add_epi32(a, _mm256_srai_epi32::<14>(rest)));
+                        let low = _mm256_cvtepi32_ps(_mm256_and_si256(rest, _mm256_set1_epi32(16383)));
+                        let dot = _mm256_fmadd_ps(high, _mm256_set1_ps(16384.0), low);
                         let scaled = _mm256_mul_ps(d, _mm256_set1_ps(records[t][block][0].step));
                         let strand = strand_before(&strands[t], block, view.strands);
                         keep_strand(

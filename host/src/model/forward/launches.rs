@@ -3,7 +3,7 @@
 use super::weights::{Extents, Layer, Packed};
 use super::{Result, Rows};
 use crate::kv::{Chunk, KvCache, New, Raw};
-use crate::model::kernels::{self, Choice, Choosing, record_words};
+use crate::model::kernels::{self, Choice, Choosing, panel_words, record_words};
 use crate::model::linear::{DeviceWeights, Epilogue, Fusing, Input, PackedWeights, ProductKernel};
 use crate::{Buffer, Device, Graph, GraphExec, Pinned, Stream};
 use half::f16;
@@ -35,7 +35,7 @@ struct Pass {
     values: Buffer<f16>,
     attended: Buffer<f32>,
     gate_up: Buffer<f32>,
-    /// Records of the widest input.
+    /// Records or panels of the widest input.
     records: Buffer<u32>,
     logits: Buffer<f32>,
 }
@@ -84,7 +84,7 @@ impl Launches {
             values: Buffer::new(device, chunk * extents.kv_width())?,
             attended: Buffer::new(device, chunk * extents.query_width())?,
             gate_up: Buffer::new(device, chunk * 2 * extents.ffn)?,
-            records: Buffer::new(device, record_words(chunk, widest))?,
+            records: Buffer::new(device, record_words(chunk, widest).max(panel_words(chunk, widest)))?,
             logits: Buffer::new(device, extents.vocab)?,
         };
         Ok(Launches { stream: Stream::new(device)?, pass, rows: 0, count: 0 })
@@ -168,12 +168,18 @@ impl Launches {
     }
 
     pub fn set_fusing(&mut self, fusing: Fusing) {
+        self.matrices().for_each(|matrix| matrix.set_fusing(fusing));
+    }
+
+    pub fn set_panels_from(&mut self, blocks: usize) {
+        self.matrices().for_each(|matrix| matrix.set_panels_from(blocks));
+    }
+
+    fn matrices(&mut self) -> impl Iterator<Item = &mut DeviceWeights> {
         let weights = &mut self.pass.weights;
         let layers = weights.layers.iter_mut();
         let matrices = layers.flat_map(|l| [&mut l.qkv, &mut l.output, &mut l.gate_up, &mut l.down]);
-        for matrix in matrices.chain([&mut weights.embedding]).chain(&mut weights.output) {
-            matrix.set_fusing(fusing);
-        }
+        matrices.chain([&mut weights.embedding]).chain(&mut weights.output)
     }
 
     /// Waits until everything is done.
@@ -281,7 +287,7 @@ impl Pass {
 /// A product, its input's records before it where it does not make them itself.
 ///
 /// # Safety
-/// As [`DeviceWeights::run_on`]; `records` has room for the input's.
+/// As [`DeviceWeights::run_on`]; `records` has room for the input's, also as panels.
 unsafe fn product(
     stream: &Stream,
     weights: &DeviceWeights,
@@ -293,6 +299,10 @@ unsafe fn product(
 ) -> Result<()> {
     let input = if weights.fuses(tokens) {
         input
+    } else if weights.takes_panels(tokens) {
+        // SAFETY: the caller's word.
+        unsafe { kernels::panels(stream, input, records, tokens, weights.columns()) }?;
+        Input::Panels(records.as_const())
     } else {
         // SAFETY: the caller's word.
         unsafe { kernels::quantize(stream, input, records, tokens, weights.columns()) }?;

@@ -6,11 +6,14 @@ use half::{bf16, f16};
 use kernels_gpu::model::activations::{Gated, Normed, Plain, SourceShape, THREADS};
 use kernels_gpu::model::batch::{BATCH_ROWS, BATCH_TOKENS, batch_layout};
 use kernels_gpu::model::fixed::RECORD_WORDS;
-use kernels_gpu::model::format::{Q4_0, Q4_1, Q8_0};
+use kernels_gpu::model::format::{GROUP, Q4_0, Q4_1, Q8_0};
 use kernels_gpu::model::prefill::{PREFILL_ROWS, PREFILL_THREADS, PREFILL_TOKENS, prefill_bytes};
 use kernels_gpu::model::product::{HAS_BIAS, HAS_RESIDUAL, LinearShape, linear_layout};
-use kernels_gpu::model::{linear, linear_batch, linear_fused, linear_prefill};
-use simt::{Global, GlobalMut, Kernel, LaunchShape};
+use kernels_gpu::model::prompt::{
+    PANEL_TOKENS, PANEL_WORDS, PROMPT_GROUPS, PROMPT_ROWS, PROMPT_THREADS, prompt_bytes,
+};
+use kernels_gpu::model::{linear, linear_batch, linear_fused, linear_prefill, linear_prompt};
+use simt::{Global, GlobalMut, Kernel, LaunchShape, TensorMap, TensorMapShape};
 
 /// The matrix-vector kernels over records in global memory.
 pub(in crate::model) type Product = Kernel<linear::Args>;
@@ -20,6 +23,9 @@ pub(in crate::model) type Batch = Kernel<linear_batch::Args>;
 
 /// The tensor-core kernels for prompts.
 pub(in crate::model) type Prefill = Kernel<linear_prefill::Args>;
+
+/// The kernels for prompts by groups of four warps.
+pub(in crate::model) type Prompt = Kernel<linear_prompt::Args>;
 
 /// The kernels that make records themselves.
 pub(in crate::model) type Fused = Kernel<linear_fused::Args>;
@@ -47,11 +53,17 @@ pub const BATCH_UP_TO: usize = 32;
 /// weights, from the second-level cache.
 const FUSE_BELOW: usize = 5;
 
+/// From this many thread blocks on a product takes [`linear_prompt`](fn@linear_prompt): below, those of
+/// [`linear_prefill`](fn@linear_prefill), which are smaller, are spread over more multiprocessors.
+const PANELS_FROM: usize = 128;
+
 /// What a product multiplies.
 #[derive(Clone, Copy, Debug)]
 pub enum Input {
     /// Records [tokens, k / 32, 32 words].
     Records(Global<u32>),
+    /// Panels [⌈tokens / 64⌉, k / 32, 2176 words], of [`panels`](crate::model::kernels::panels).
+    Panels(Global<u32>),
     /// f32 [tokens, k], quantized as they are.
     Plain {
         /// The values.
@@ -93,6 +105,9 @@ pub enum ProductKernel {
     Batch,
     /// Tensor cores, 32 tokens at a time. Integer codes only.
     Prefill,
+    /// Tensor cores by groups of four warps, 64 tokens at a time: of panels, which no other takes. Integer
+    /// codes only, on the CPU and on GPUs of compute capability 9.0.
+    Prompt,
 }
 
 /// Packed weights on a device. A run allocates nothing and waits for nothing, so it can be captured.
@@ -104,6 +119,10 @@ pub struct DeviceWeights {
     fusing: Fusing,
     codes: Buffer<u32>,
     scales: Buffer<u16>,
+    /// Of codes and scales, for [`ProductKernel::Prompt`], where that is.
+    maps: Option<Buffer<TensorMap>>,
+    /// Thread blocks from which on a product takes panels.
+    panels_from: usize,
 }
 
 impl DeviceWeights {
@@ -114,13 +133,25 @@ impl DeviceWeights {
     pub fn new(device: &Device, packed: &PackedWeights) -> Result<DeviceWeights> {
         // No kernel reads the scales of a kind that has none, but a handle wants memory.
         let scales = if packed.scales().is_empty() { &[0][..] } else { packed.scales() };
+        let (codes, scales) =
+            (Buffer::from_slice(device, packed.codes())?, Buffer::from_slice(device, scales)?);
+        let maps = match prompt_kernel(packed.kind()) {
+            Some((kernel, shared)) if device.prepare(&kernel, prompt_launch(1, 1, shared)).is_ok() => {
+                Some(tensor_maps(device, packed, &codes, &scales)?)
+            }
+            _ => None,
+        };
+        // The emulator takes longer for it, not less.
+        let on_gpu = device.info().compute_capability.is_some();
         Ok(DeviceWeights {
             kind: packed.kind(),
             rows: packed.rows() as u32,
             columns: packed.columns() as u32,
             fusing: Fusing::default(),
-            codes: Buffer::from_slice(device, packed.codes())?,
-            scales: Buffer::from_slice(device, scales)?,
+            codes,
+            scales,
+            maps,
+            panels_from: if on_gpu { PANELS_FROM } else { usize::MAX },
         })
     }
 
@@ -157,6 +188,19 @@ impl DeviceWeights {
         let short =
             self.columns() <= self.fusing.columns && blocks.saturating_mul(tokens) <= self.fusing.blocks;
         self.kind.is_quantized() && tokens < FUSE_BELOW && short
+    }
+
+    /// Whether a product of so many tokens takes panels, which
+    /// [`panels`](crate::model::kernels::panels) must make ahead of it, and not records: on GPUs that have the
+    /// kernel, where there is work enough for it.
+    pub fn takes_panels(&self, tokens: usize) -> bool {
+        let blocks = tokens.div_ceil(PANEL_TOKENS as usize) * self.rows.div_ceil(PROMPT_ROWS) as usize;
+        self.maps.is_some() && tokens > BATCH_UP_TO && blocks >= self.panels_from
+    }
+
+    /// Sets from how many thread blocks on a product takes panels, where it can: no bits change, times do.
+    pub fn set_panels_from(&mut self, blocks: usize) {
+        self.panels_from = blocks;
     }
 
     /// Sets what [`fuses`](Self::fuses) goes by: no bits change, times do.
@@ -202,12 +246,16 @@ impl DeviceWeights {
             Input::Records(records) => unsafe {
                 return self.run_records(stream, kernel, records, epilogue, out, shape);
             },
+            // SAFETY: the caller's word.
+            Input::Panels(panels) => unsafe {
+                return self.run_panels(stream, kernel, panels, epilogue, out, shape);
+            },
             Input::Plain { x } => (0, x, x, self.columns, 0.0),
             Input::Normed { x, weight, epsilon } => (1, x, weight, self.columns, epsilon),
             Input::Gated { x } => (2, x, x, 2 * self.columns, 0.0),
         };
-        if matches!(kernel, ProductKernel::Batch | ProductKernel::Prefill) {
-            let limit = "the tensor-core kernels take records: quantize first";
+        if !matches!(kernel, ProductKernel::Auto | ProductKernel::Decode) {
+            let limit = "the tensor-core kernels take records or panels: quantize first";
             return Err(Error::Argument { what: "an input of values", value: tokens, limit });
         }
         let kernels = fused_kernels(self.kind).ok_or_else(|| self.floats(NO_FUSED))?;
@@ -240,6 +288,10 @@ impl DeviceWeights {
     ) -> Result<()> {
         let (codes, scales) = self.handles();
         let (bias, residual) = added(epilogue, out);
+        if kernel == ProductKernel::Prompt {
+            let limit = "the kernel Prompt takes panels: make them in place of records";
+            return Err(Error::Argument { what: "tokens", value: shape.tokens as usize, limit });
+        }
         let kernel = match kernel {
             ProductKernel::Auto if !self.kind.is_quantized() => ProductKernel::Decode,
             ProductKernel::Auto => match shape.tokens as usize {
@@ -284,6 +336,34 @@ impl DeviceWeights {
         Ok(())
     }
 
+    /// # Safety
+    /// As [`run_on`](Self::run_on).
+    unsafe fn run_panels(
+        &self,
+        stream: &Stream,
+        kernel: ProductKernel,
+        panels: Global<u32>,
+        epilogue: Epilogue,
+        out: GlobalMut<f32>,
+        shape: LinearShape,
+    ) -> Result<()> {
+        let refused = |limit| Error::Argument { what: "tokens", value: shape.tokens as usize, limit };
+        if !matches!(kernel, ProductKernel::Auto | ProductKernel::Prompt) {
+            return Err(refused("panels are for the kernel Prompt: make records for the others"));
+        }
+        let (kernel, shared) = prompt_kernel(self.kind).ok_or_else(|| self.floats(NO_TENSOR_CORES))?;
+        let maps = self.maps.as_ref().ok_or_else(|| {
+            refused("panels are for GPUs of compute capability 9.0: make records on this one")
+        })?;
+        let (bias, residual) = added(epilogue, out);
+        let launch = prompt_launch(shape.tokens, shape.rows, shared);
+        let args = linear_prompt::Args { maps: maps.global(), panels, bias, residual, out, shape };
+        // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both. The
+        // maps are of this matrix, whose groups and blocks the shape has.
+        unsafe { stream.launch(&kernel, launch, args) }?;
+        Ok(())
+    }
+
     fn floats(&self, limit: &'static str) -> Error {
         Error::Argument { what: "a float matrix's number of rows", value: self.rows(), limit }
     }
@@ -324,6 +404,34 @@ pub(in crate::model) fn prefill_kernel(kind: WeightKind) -> Option<(Prefill, u32
     }
 }
 
+/// The kernel for prompts by groups of four warps, for integer codes, and its shared memory in bytes.
+pub(in crate::model) fn prompt_kernel(kind: WeightKind) -> Option<(Prompt, u32)> {
+    match kind {
+        WeightKind::Q4_1 => Some((linear_prompt::kernel::<Q4_1>(), prompt_bytes::<Q4_1>())),
+        WeightKind::Q4_0 => Some((linear_prompt::kernel::<Q4_0>(), prompt_bytes::<Q4_0>())),
+        WeightKind::Q8_0 => Some((linear_prompt::kernel::<Q8_0>(), prompt_bytes::<Q8_0>())),
+        _ => None,
+    }
+}
+
+/// What [`linear_prompt`](fn@linear_prompt) copies codes and scales by.
+fn tensor_maps(
+    device: &Device,
+    packed: &PackedWeights,
+    codes: &Buffer<u32>,
+    scales: &Buffer<u16>,
+) -> Result<Buffer<TensorMap>> {
+    let kind = packed.kind();
+    let (words, halves) = (kind.tile_words() as u32, kind.tile_scales() as u32);
+    let (blocks, groups) = (packed.blocks() as u64, packed.rows().div_ceil(GROUP as usize) as u64);
+    let of_codes =
+        TensorMapShape::new::<u32, _>([u64::from(words), blocks, groups], [words, 1, PROMPT_GROUPS]);
+    let of_scales =
+        TensorMapShape::new::<u16, _>([u64::from(halves), blocks, groups], [halves, 1, PROMPT_GROUPS]);
+    let maps = [codes.tensor_map(0, &of_codes)?, scales.tensor_map(0, &of_scales)?];
+    Ok(Buffer::from_slice(device, &maps)?)
+}
+
 /// The kernels that make records themselves, for integer codes: of values, of RMSNorm, of SwiGLU.
 pub(in crate::model) fn fused_kernels(kind: WeightKind) -> Option<[Fused; 3]> {
     match kind {
@@ -346,6 +454,12 @@ pub(in crate::model) fn fused_kernels(kind: WeightKind) -> Option<[Fused; 3]> {
     }
 }
 
+/// The grid of the kernels for panels.
+fn prompt_launch(tokens: u32, rows: u32, shared: u32) -> LaunchShape {
+    LaunchShape::new((tokens.div_ceil(PANEL_TOKENS), rows.div_ceil(PROMPT_ROWS)), PROMPT_THREADS)
+        .shared(shared)
+}
+
 /// The grid of the matrix-vector kernels.
 fn decode_launch(shape: LinearShape) -> LaunchShape {
     LaunchShape::new((shape.tokens, shape.groups().div_ceil(shape.groups_a_block())), THREADS)
@@ -359,4 +473,9 @@ fn added(epilogue: Epilogue, out: GlobalMut<f32>) -> (Global<f32>, Global<f32>) 
 /// Words of the records of `tokens` tokens of `columns` channels.
 pub fn record_words(tokens: usize, columns: usize) -> usize {
     tokens * (columns / 32) * RECORD_WORDS as usize
+}
+
+/// Words of the panels of `tokens` tokens of `columns` channels.
+pub fn panel_words(tokens: usize, columns: usize) -> usize {
+    tokens.div_ceil(PANEL_TOKENS as usize) * (columns / 32) * PANEL_WORDS as usize
 }

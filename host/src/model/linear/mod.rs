@@ -4,9 +4,11 @@
 mod device;
 mod packed;
 
-pub(super) use device::{batch_kernel, decode_kernel, fused_kernels, prefill_kernel};
+pub(super) use device::{batch_kernel, decode_kernel, fused_kernels, prefill_kernel, prompt_kernel};
 
-pub use device::{BATCH_UP_TO, DeviceWeights, Epilogue, Fusing, Input, ProductKernel, record_words};
+pub use device::{
+    BATCH_UP_TO, DeviceWeights, Epilogue, Fusing, Input, ProductKernel, panel_words, record_words,
+};
 pub use packed::{PackedWeights, Rows, WeightKind};
 
 use super::gguf::TensorType;

@@ -35,6 +35,13 @@ pub enum ProductFault {
     UnderWay,
     /// The thread ends and has not waited.
     Left,
+    /// The block's groups hold more registers than there are.
+    Registers {
+        /// Of a thread of each group, together.
+        total: u32,
+        /// What the launch gave them.
+        limit: u32,
+    },
 }
 
 impl fmt::Display for ProductFault {
@@ -67,6 +74,11 @@ impl fmt::Display for ProductFault {
             }
             ProductFault::UnderWay => f.write_str(
                 "sums that products are on their way to: commit their group and wait for it first",
+            ),
+            ProductFault::Registers { total, limit } => write!(
+                f,
+                "the block's groups of warps hold {total} registers a thread together, and its launch gives them \
+                 {limit}: one of them would wait forever"
             ),
             ProductFault::Left => f.write_str("the thread ends and has not waited for its group's products"),
         }
