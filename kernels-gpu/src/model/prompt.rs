@@ -284,8 +284,8 @@ impl Source {
 }
 
 /// W·v for many tokens. `maps`: of the tiles' codes, u32 [groups, n, words of a tile] in boxes of 24 tiles of
-/// one block, and of their scales, u16 [groups, n, scales of a tile] likewise. Grid (⌈tokens / 64⌉, ⌈R / 192⌉)
-/// of [`PROMPT_THREADS`] threads, shared memory [`prompt_bytes`]; the rest as for
+/// one block, and of their scales, u16 [groups, n, scales of a tile] likewise. Grid (⌈tokens / 64⌉,
+/// ⌈R / 192⌉) of [`PROMPT_THREADS`] threads, shared memory [`prompt_bytes`]; the rest as for
 /// [`linear`](fn@super::linear).
 #[kernel(system = model, instances(Q4_1, Q4_0, Q8_0), max_threads = 512, min_blocks = 1, only_sm = 90, overlaps)]
 pub fn linear_prompt<F: Codes>(

@@ -357,8 +357,8 @@ impl Runner {
     }
 
     /// Sets from how many thread blocks on a prompt's product takes panels
-    /// ([`DeviceWeights::takes_panels`](linear::DeviceWeights::takes_panels)), on devices that have the kernel:
-    /// no bits change. On the CPU's own path it means nothing.
+    /// ([`DeviceWeights::takes_panels`](linear::DeviceWeights::takes_panels)), on devices that have the
+    /// kernel: no bits change. On the CPU's own path it means nothing.
     pub fn set_panels_from(&mut self, blocks: usize) {
         if let Engine::Launches(launches) = &mut self.engine {
             launches.set_panels_from(blocks);

@@ -190,9 +190,8 @@ impl DeviceWeights {
         self.kind.is_quantized() && tokens < FUSE_BELOW && short
     }
 
-    /// Whether a product of so many tokens takes panels, which
-    /// [`panels`](crate::model::kernels::panels) must make ahead of it, and not records: on GPUs that have the
-    /// kernel, where there is work enough for it.
+    /// Whether a product of so many tokens takes panels, which [`panels`](crate::model::kernels::panels) must
+    /// make ahead of it, and not records: on GPUs that have the kernel, where there is work enough for it.
     pub fn takes_panels(&self, tokens: usize) -> bool {
         let blocks = tokens.div_ceil(PANEL_TOKENS as usize) * self.rows.div_ceil(PROMPT_ROWS) as usize;
         self.maps.is_some() && tokens > BATCH_UP_TO && blocks >= self.panels_from
