@@ -336,7 +336,8 @@ pub fn release_registers<const N: u32>() {
 
 /// This group's threads wait until the block's other groups have given up enough registers for `N` of each,
 /// and go on with them. What all groups have together is what the launch gave the block: with more one of
-/// them would wait forever, which the emulator refuses. PTX: `setmaxnreg.inc.sync.aligned.u32`.
+/// them would wait forever. The emulator refuses that where each group says once what it holds, and takes the
+/// block to be alone on its multiprocessor. PTX: `setmaxnreg.inc.sync.aligned.u32`.
 #[crate::device]
 pub fn claim_registers<const N: u32>() {
     const { are_registers(N) }

@@ -229,6 +229,8 @@ fn run_case(case: &Case, reference: &Device, other: Option<&Device>) -> CaseRepo
     let expected = timed(&mut report.reference_ms, || case.run(reference));
     let expected = match expected {
         Ok(expected) => expected,
+        // It emulates the other's generation.
+        Err(error) if is_for_others(&*error) => return report.without(&*error, other.unwrap_or(reference)),
         Err(error) => return report.failed(&*error, reference),
     };
     report.outputs = expected.iter().map(|output| output.len() as u64).sum();
@@ -265,6 +267,14 @@ fn is_too_new(error: &(dyn std::error::Error + 'static), gpu: &Device) -> bool {
         Some(Error::KernelNeeds { needs, .. }) => *needs > capability,
         Some(Error::KernelOnly { .. }) => true,
         _ => false,
+    };
+    std::iter::successors(Some(error), |error| error.source()).any(is_one)
+}
+
+/// Whether the kernel is for GPUs of another generation than the one that is emulated.
+fn is_for_others(error: &(dyn std::error::Error + 'static)) -> bool {
+    let is_one = |error: &(dyn std::error::Error + 'static)| {
+        matches!(error.downcast_ref::<Error>(), Some(Error::KernelOnly { .. }))
     };
     std::iter::successors(Some(error), |error| error.source()).any(is_one)
 }

@@ -40,8 +40,11 @@ pub unsafe fn quantize(
     tokens: usize,
     columns: usize,
 ) -> Result<()> {
+    if let Input::Records(_) = input {
+        return Ok(());
+    }
     let tokens = tokens_of(tokens)?;
-    let Some((variant, x, weight, shape)) = source(input, columns)? else { return Ok(()) };
+    let (variant, x, weight, shape) = source(input, columns)?;
     let kernels = [
         quantize_activations::kernel::<Plain>(),
         quantize_activations::kernel::<Normed>(),
@@ -70,8 +73,11 @@ pub unsafe fn panels(
     tokens: usize,
     columns: usize,
 ) -> Result<()> {
+    if let Input::Panels(_) = input {
+        return Ok(());
+    }
     let tokens = tokens_of(tokens)?;
-    let Some((variant, x, weight, shape)) = source(input, columns)? else { return Ok(()) };
+    let (variant, x, weight, shape) = source(input, columns)?;
     let kernels = [
         panel_activations::kernel::<Plain>(),
         panel_activations::kernel::<Normed>(),
@@ -87,21 +93,28 @@ pub unsafe fn panels(
     Ok(())
 }
 
-/// An input's number, its values, a norm's weights and their shape; nothing of what is quantized already.
+/// An input's number, its values, a norm's weights and their shape.
 type Values = (usize, Global<f32>, Global<f32>, SourceShape);
 
-fn source(input: Input, columns: usize) -> Result<Option<Values>> {
+fn source(input: Input, columns: usize) -> Result<Values> {
     if columns == 0 || !columns.is_multiple_of(32) || columns > u32::MAX as usize / 64 {
         return Err(Error::Columns { columns });
     }
     let columns = columns as u32;
     let (variant, x, weight, stride, epsilon) = match input {
-        Input::Records(_) | Input::Panels(_) => return Ok(None),
+        Input::Records(_) | Input::Panels(_) => {
+            let limit = "records and panels are not made of each other: give the values";
+            return Err(Error::Argument {
+                what: "columns of an input that is quantized",
+                value: columns as usize,
+                limit,
+            });
+        }
         Input::Plain { x } => (0, x, x, columns, 0.0),
         Input::Normed { x, weight, epsilon } => (1, x, weight, columns, epsilon),
         Input::Gated { x } => (2, x, x, 2 * columns, 0.0),
     };
-    Ok(Some((variant, x, weight, SourceShape { columns, stride, epsilon, padding: 0 })))
+    Ok((variant, x, weight, SourceShape { columns, stride, epsilon, padding: 0 }))
 }
 
 /// Rows `tokens` \[count\] of `weights` to `out` [count, columns]; a row that is not there is NaN.

@@ -3,7 +3,7 @@
 
 use super::cases::{Content, Problem, make_records, weights};
 use super::kernels::{panel_words, panels};
-use super::linear::{DeviceWeights, Epilogue, Input, ProductKernel, WeightKind, prompt_kernel};
+use super::linear::{DeviceWeights, Epilogue, Error, Input, ProductKernel, WeightKind, prompt_kernel};
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, poisoned};
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::model::activations::{Gated, Normed, Plain};
@@ -19,8 +19,8 @@ pub(super) fn add(cases: &mut Vec<Case>, coverage: Coverage) {
     if coverage == Coverage::Full {
         problems.extend([(576, 1536, 130), (512, 14336, 64)]);
     }
-    let quantized = WeightKind::ALL.into_iter().filter_map(|kind| Some((kind, prompt_kernel(kind)?.0)));
-    for (kind, kernel) in quantized {
+    let quantized = WeightKind::ALL.into_iter().filter_map(|kind| Some((kind, prompt_kernel(kind)?)));
+    for (kind, (kernel, shared)) in quantized {
         for &(rows, columns, tokens) in &problems {
             for content in [Content::Uniform, Content::Spiked] {
                 let hostile = content == Content::Spiked;
@@ -30,7 +30,8 @@ pub(super) fn add(cases: &mut Vec<Case>, coverage: Coverage) {
                 let case = Case::new(kernel.info(), label, move |device| run_prompt(device, problem))
                     .and(panel_activations::kernel::<Plain>().info())
                     .and(panel_activations::kernel::<Normed>().info())
-                    .and(panel_activations::kernel::<Gated>().info());
+                    .and(panel_activations::kernel::<Gated>().info())
+                    .within(shared);
                 cases.push(if rows * columns * tokens <= 2048 { case.race_checked() } else { case });
             }
         }
@@ -63,7 +64,12 @@ fn run_prompt(device: &Device, problem: Problem) -> Result<Vec<OutputBuffer>, Ca
         let run = |kernel, input| -> Result<Buffer<f32>, CaseError> {
             let mut out = poisoned::<f32>(&stream, tokens * rows)?;
             // SAFETY: buffers of the device of these lengths, read back before they go.
-            unsafe { weights.run_on(&stream, kernel, input, epilogue, out.global_mut(), tokens)? };
+            let run = unsafe { weights.run_on(&stream, kernel, input, epilogue, out.global_mut(), tokens) };
+            // What a device has no kernel for is said by the device's own error.
+            run.map_err(|error| match error {
+                Error::Device(error) => CaseError::from(error),
+                error => error.into(),
+            })?;
             Ok(out)
         };
         let decode = run(ProductKernel::Decode, Input::Records(words.global()))?;

@@ -25,6 +25,7 @@ pub mod batch;
 mod choice;
 mod embedding;
 pub mod fixed;
+mod floats;
 pub mod format;
 pub mod prefill;
 pub mod product;

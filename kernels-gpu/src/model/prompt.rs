@@ -12,8 +12,8 @@
 //! The tensor cores' sums are exact for integers below 2^24, in any order, so fma(H, 2^11, L) is S rounded
 //! once, the f32(S) of [`format`](super::format). The same holds of digits times a power of two. Where a
 //! block's 2^14·t is from 2^−24 to 2^5, f16 holds h and l times that exactly as well: what comes out is
-//! 2^14·t·f32(S), and its *factor* is 2^−14. Of other blocks (largest magnitudes below 2^−18 or from 2^12 on)
-//! digits are integers, and the factor is t. In both cases s ← fma(d·factor, sum, s) has the bits of
+//! 2^14·t·f32(S), and its *factor* is 2^−14. Of other blocks (E below −18 or above 11) digits are integers,
+//! and the factor is t. In both cases s ← fma(d·factor, sum, s) has the bits of
 //! fma(d·t, f32(S), s): with a factor of 2^−14 nothing but s is rounded on either side, as d·t is exact.
 //!
 //! # Layout
@@ -36,7 +36,7 @@
 //! The tensor cores take 384 cycles for it, the three warps of a scheduler 450 instructions.
 
 use super::activations::{
-    self, Block, Gated, Normed, Plain, SourceShape, THREADS, load_ahead, make_blocks, sums_layout,
+    Block, Gated, Normed, Plain, Source, SourceShape, THREADS, load_ahead, make_blocks, sums_layout,
 };
 use super::fixed::BLOCK;
 use super::format::{Codes, GROUP, Q4_0, Q4_1, Q8_0};
@@ -79,8 +79,7 @@ pub fn two_digits(fixed: i32) -> [i32; 2] {
     [high, fixed - (high << 11)]
 }
 
-/// What digits in panels are times t: 2^14, so that blocks whose largest magnitude is from 2^−18 to below
-/// 2^12 have f16 digits.
+/// What digits in panels are times t: 2^14, so that f16 holds those of blocks whose E is from −18 to 11.
 const RAISED: f32 = 16384.0;
 /// The factor of a block whose digits are times t: 2^−14.
 const PLAIN: f32 = 1.0 / RAISED;
@@ -146,7 +145,7 @@ impl Row {
 /// use up to one for every 1024 channels), blocks of [`THREADS`](super::activations::THREADS) threads; the
 /// rest as for [`quantize_activations`](fn@super::quantize_activations).
 #[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256, overlaps)]
-pub fn panel_activations<S: activations::Source>(
+pub fn panel_activations<S: Source>(
     x: Global<f32>,
     weight: Global<f32>,
     panels: GlobalMut<u32>,
@@ -255,16 +254,16 @@ impl Walk {
 
 /// What the thread that copies copies from.
 #[derive(Clone, Copy)]
-struct Source {
+struct Copies {
     maps: Global<TensorMap>,
     panels: Global<u32>,
     blocks: u32,
 }
 
-impl Source {
+impl Copies {
     /// Starts the copies of a block into its stage, once all warps have used that.
     #[simt::device]
-    fn copy<F: Codes>(self, layout: Layout, first: Walk) {
+    fn start<F: Codes>(self, layout: Layout, first: Walk) {
         let factors = if F::HAS_MINIMUM { 2 * PANEL_TOKENS } else { PANEL_TOKENS };
         let words = DIGIT_WORDS + factors + PROMPT_GROUPS * F::TILE_WORDS;
         let (stage, full, digits) = (first.stage, layout.full, 4 * DIGIT_WORDS);
@@ -299,7 +298,7 @@ pub fn linear_prompt<F: Codes>(
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let layout = layout::<F>();
     let (blocks, strand_count) = (shape.blocks, strands(shape.blocks));
-    let source = Source { maps, panels, blocks };
+    let copies = Copies { maps, panels, blocks };
     if thread::thread_idx_x() == 0 {
         unroll!(for stage in 0..6 {
             layout.full.init(stage as u32, 1);
@@ -315,7 +314,7 @@ pub fn linear_prompt<F: Codes>(
             maps.acquire(0);
             maps.acquire(1);
             while at.block < blocks {
-                source.copy::<F>(layout, at);
+                copies.start::<F>(layout, at);
                 at = at.next(blocks, strand_count);
             }
         }
@@ -395,6 +394,13 @@ pub fn linear_prompt<F: Codes>(
         }
         unroll!(for i in 0..32 {
             totals[i] = if strand == 0 { sums[i] } else { totals[i] + sums[i] };
+        });
+    }
+
+    // Strands without a block are added too: a total of −0 becomes +0.
+    if blocks < strand_count {
+        unroll!(for i in 0..32 {
+            totals[i] += 0.0;
         });
     }
 

@@ -112,7 +112,11 @@ impl DeviceBackend for CpuDevice {
         Ok(None)
     }
 
-    fn prepare(&self, _kernel: &'static KernelInfo, _shape: LaunchShape) -> Result<()> {
+    fn prepare(&self, kernel: &'static KernelInfo, _shape: LaunchShape) -> Result<()> {
+        let (only, capability) = (kernel.only_sm, self.target.number());
+        if ![0, capability].contains(&only) {
+            return Err(Error::KernelOnly { kernel: kernel.name, only, capability });
+        }
         Ok(())
     }
 

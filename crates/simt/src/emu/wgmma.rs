@@ -326,7 +326,8 @@ pub(crate) fn begin() {
 }
 
 /// The group's threads have so many registers each from here on. A block has what its launch gave it: as many
-/// for each thread as fit a multiprocessor, whose four schedulers have a quarter of the warps each.
+/// for each thread as fit a multiprocessor that it has to itself, whose four schedulers have a quarter of the
+/// warps each. It is checked where every group has said once what it holds: a second time depends on when.
 #[track_caller]
 pub(crate) fn registers(count: u32) {
     let place = Location::caller();
@@ -334,12 +335,13 @@ pub(crate) fn registers(count: u32) {
     with_lane(|lane| {
         let block = lane.block();
         let mut held = block.warp_groups.registers.borrow_mut();
-        held.insert(lane.linear as usize / 32 / WARPS, count);
+        let said_before =
+            held.insert(lane.linear as usize / 32 / WARPS, count).is_some_and(|old| old != count);
         let groups = block.shape.block.count().div_ceil(GROUP_THREADS);
         let launched = (REGISTERS / block.info.max_threads.next_multiple_of(GROUP_THREADS as u32)) & !7;
         let (total, limit) = (held.values().sum(), groups as u32 * launched);
         // A group that has not said yet may be about to give some up.
-        if held.len() as u64 == groups && total > limit {
+        if !said_before && held.len() as u64 == groups && total > limit {
             raise_product(place, ProductFault::Registers { total, limit });
         }
     });

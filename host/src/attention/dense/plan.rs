@@ -138,8 +138,8 @@ pub struct Plan<E: DenseElement> {
 const PAIRS_FROM: u32 = 132;
 
 impl<E: DenseElement> Plan<E> {
-    /// A plan for a problem. Where there are rows for it, as in a prompt, a thread block has two groups of
-    /// eight: the bits are the same.
+    /// A plan for a problem. Where a KV head has more than eight rows and there are thread blocks enough, as
+    /// in a prompt, each has two groups of eight: the bits are the same.
     ///
     /// # Errors
     /// Those of [`Problem::checked`]; a kernel that the device cannot launch, or has not
@@ -163,7 +163,10 @@ impl<E: DenseElement> Plan<E> {
         let launches = problem.sequences * problem.kv_heads * shape.row_groups();
         let pairs = problem.kv_heads * shape.row_groups().div_ceil(2);
         let in_pairs = E::pair_kernel(head_dim).filter(|(_, bytes)| {
-            shape.splits == 1 && *bytes <= most && problem.sequences.saturating_mul(pairs) >= pairs_from
+            shape.splits == 1
+                && shape.row_groups() > 1
+                && *bytes <= most
+                && problem.sequences.saturating_mul(pairs) >= pairs_from
         });
         let rows = if in_pairs.is_some() { pairs } else { problem.kv_heads * shape.row_groups() };
         let (kernel, shared_bytes) = in_pairs.unwrap_or(alone);

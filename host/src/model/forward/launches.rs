@@ -171,8 +171,9 @@ impl Launches {
         self.matrices().for_each(|matrix| matrix.set_fusing(fusing));
     }
 
-    pub fn set_panels_from(&mut self, blocks: usize) {
+    pub fn set_panels_from(&mut self, blocks: usize) -> bool {
         self.matrices().for_each(|matrix| matrix.set_panels_from(blocks));
+        self.pass.weights.layers.iter().all(|layer| layer.qkv.has_panels())
     }
 
     fn matrices(&mut self) -> impl Iterator<Item = &mut DeviceWeights> {

@@ -41,7 +41,8 @@ use weights::Packed;
 
 /// Tokens of a chunk on the CPU: records and activations of all of them stay in its caches.
 const CPU_CHUNK: usize = 64;
-/// Tokens of a chunk on a GPU: products of matrices of 4,096 rows are a thousand thread blocks.
+/// Tokens of a chunk on a GPU: products of matrices of 4,096 rows are a thousand thread blocks from records,
+/// 352 larger ones from panels.
 const GPU_CHUNK: usize = 1024;
 
 /// A result with this module's [`Error`].
@@ -357,11 +358,12 @@ impl Runner {
     }
 
     /// Sets from how many thread blocks on a prompt's product takes panels
-    /// ([`DeviceWeights::takes_panels`](linear::DeviceWeights::takes_panels)), on devices that have the
-    /// kernel: no bits change. On the CPU's own path it means nothing.
-    pub fn set_panels_from(&mut self, blocks: usize) {
-        if let Engine::Launches(launches) = &mut self.engine {
-            launches.set_panels_from(blocks);
+    /// ([`DeviceWeights::takes_panels`](linear::DeviceWeights::takes_panels)), and says whether the device
+    /// has the kernel for them: no bits change. On the CPU's own path it means nothing.
+    pub fn set_panels_from(&mut self, blocks: usize) -> bool {
+        match &mut self.engine {
+            Engine::Slices(_) => false,
+            Engine::Launches(launches) => launches.set_panels_from(blocks),
         }
     }
 

@@ -129,17 +129,23 @@ impl DeviceWeights {
     /// Copies weights to a device.
     ///
     /// # Errors
-    /// Out of memory.
+    /// Out of memory, and what else the device reports.
     pub fn new(device: &Device, packed: &PackedWeights) -> Result<DeviceWeights> {
         // No kernel reads the scales of a kind that has none, but a handle wants memory.
         let scales = if packed.scales().is_empty() { &[0][..] } else { packed.scales() };
         let (codes, scales) =
             (Buffer::from_slice(device, packed.codes())?, Buffer::from_slice(device, scales)?);
         let maps = match prompt_kernel(packed.kind()) {
-            Some((kernel, shared)) if device.prepare(&kernel, prompt_launch(1, 1, shared)).is_ok() => {
-                Some(tensor_maps(device, packed, &codes, &scales)?)
-            }
-            _ => None,
+            None => None,
+            Some((kernel, shared)) => match device
+                .prepare(&kernel, prompt_launch(1, 1, shared))
+                .map_err(Error::from)
+                .and_then(|()| tensor_maps(device, packed, &codes, &scales))
+            {
+                Ok(maps) => Some(maps),
+                Err(Error::Device(error)) if is_lacking(&error) => None,
+                Err(error) => return Err(error),
+            },
         };
         // The emulator takes longer for it, not less.
         let on_gpu = device.info().compute_capability.is_some();
@@ -195,6 +201,11 @@ impl DeviceWeights {
     pub fn takes_panels(&self, tokens: usize) -> bool {
         let blocks = tokens.div_ceil(PANEL_TOKENS as usize) * self.rows.div_ceil(PROMPT_ROWS) as usize;
         self.maps.is_some() && tokens > BATCH_UP_TO && blocks >= self.panels_from
+    }
+
+    /// Whether the device has the kernel for panels.
+    pub fn has_panels(&self) -> bool {
+        self.maps.is_some()
     }
 
     /// Sets from how many thread blocks on a product takes panels, where it can: no bits change, times do.
@@ -351,11 +362,12 @@ impl DeviceWeights {
             return Err(refused("panels are for the kernel Prompt: make records for the others"));
         }
         let (kernel, shared) = prompt_kernel(self.kind).ok_or_else(|| self.floats(NO_TENSOR_CORES))?;
-        let maps = self.maps.as_ref().ok_or_else(|| {
-            refused("panels are for GPUs of compute capability 9.0: make records on this one")
-        })?;
-        let (bias, residual) = added(epilogue, out);
         let launch = prompt_launch(shape.tokens, shape.rows, shared);
+        let Some(maps) = &self.maps else {
+            stream.device().prepare(&kernel, launch)?;
+            return Err(refused("this driver makes no tensor maps for panels: make records"));
+        };
+        let (bias, residual) = added(epilogue, out);
         let args = linear_prompt::Args { maps: maps.global(), panels, bias, residual, out, shape };
         // SAFETY: the caller's word; the grid covers rows and tokens, and the kernel stays inside both. The
         // maps are of this matrix, whose groups and blocks the shape has.
@@ -411,6 +423,15 @@ pub(in crate::model) fn prompt_kernel(kind: WeightKind) -> Option<(Prompt, u32)>
         WeightKind::Q8_0 => Some((linear_prompt::kernel::<Q8_0>(), prompt_bytes::<Q8_0>())),
         _ => None,
     }
+}
+
+/// Whether a device has no [`linear_prompt`](fn@linear_prompt), or a driver not what it needs.
+fn is_lacking(error: &crate::Error) -> bool {
+    use crate::Error::{KernelMissing, KernelNeeds, KernelOnly, NoTensorMaps, Shape};
+    matches!(
+        error,
+        KernelMissing { .. } | KernelNeeds { .. } | KernelOnly { .. } | NoTensorMaps | Shape { .. }
+    )
 }
 
 /// What [`linear_prompt`](fn@linear_prompt) copies codes and scales by.
