@@ -124,8 +124,8 @@ fn kernels_that_overlap_wait_where_there_is_a_wait() {
             // Dense attention gives the word at once where it is a rung that nobody may want, else behind its
             // first tiles: with two stages the compiler makes two paths of that, for a warp with a tile to
             // start with and for one without.
-            // Two groups of rows are never a rung. What ranks for itself gives it with a warp's last tile: where
-            // each stage's copies start.
+            // Two groups of rows are never a rung. What ranks for itself gives it with a warp's last tile:
+            // where each stage's copies start.
             let words = match function.name.as_str() {
                 name if name.starts_with("dense_attend_pairs") && name.ends_with("_64") => 1,
                 name if name.starts_with("dense_attend_pairs") => 2,
