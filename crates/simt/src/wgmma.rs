@@ -364,7 +364,7 @@ fn tied<const L: usize>(mut words: [u32; L]) -> [u32; L] {
 }
 
 const fn are_registers(count: u32) {
-    assert!(count >= 24 && count <= 256 && count % 8 == 0, "24 to 256 registers, a multiple of 8");
+    assert!(count >= 24 && count <= 256 && count.is_multiple_of(8), "24 to 256 registers, a multiple of 8");
 }
 
 const fn is_a_sum<S>() {

@@ -88,7 +88,7 @@ const PLAIN: f32 = 1.0 / RAISED;
 #[inline(always)]
 fn scaling(block: &Block) -> [f32; 2] {
     let raised = block.step.step * RAISED;
-    let fits = (raised >= SMALLEST) & (raised <= LARGEST);
+    let fits = (SMALLEST..=LARGEST).contains(&raised);
     if fits | (block.largest == 0) {
         [if fits { raised } else { 1.0 }, PLAIN]
     } else {
