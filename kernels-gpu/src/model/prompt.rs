@@ -17,10 +17,11 @@
 //! fma(d·t, f32(S), s): with a factor of 2^−14 nothing but s is rounded on either side, as d·t is exact.
 //!
 //! # Layout
-//! What the tokens bring is in panels of 64 tokens and one block of 32 channels ([`panel_activations`]): for
-//! each token 128 bytes of digits, then the factors of the 64 tokens, then their u. Vector 4·p + 2·s + e of a
-//! token's digits (p = 0: h, p = 1: l) has in element 2·j + i those of channel 8·j + 4·s + e + 2·i, as a word
-//! of codes comes apart into f16; it is at place (4·p + 2·s + e) ^ (token % 8): the swizzle of 128 bytes.
+//! What the tokens bring is in panels of 64 tokens and one block of 32 channels
+//! ([`panel_activations`](fn@panel_activations)): for each token 128 bytes of digits, then the factors of the
+//! 64 tokens, then their u. Vector 4·p + 2·s + e of a token's digits (p = 0: h, p = 1: l) has in element
+//! 2·j + i those of channel 8·j + 4·s + e + 2·i, as a word of codes comes apart into f16; it is at place
+//! (4·p + 2·s + e) ^ (token % 8): the swizzle of 128 bytes.
 //! Panel `tokens / 64 · n + block`, 8,704 bytes. Tokens that are not there are zeros.
 //!
 //! # Work split
@@ -142,7 +143,7 @@ impl Row {
 }
 
 /// The panels of every token. Grid (tokens, rounded up to whole panels; any number of blocks for a token, of
-/// use up to one for every 1024 channels), blocks of [`THREADS`](super::activations::THREADS) threads; the
+/// use up to one for every 1024 channels), blocks of [`THREADS`] threads; the
 /// rest as for [`quantize_activations`](fn@super::quantize_activations).
 #[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256, overlaps)]
 pub fn panel_activations<S: Source>(
