@@ -83,9 +83,7 @@ pub unsafe fn panels(
         panel_activations::kernel::<Normed>(),
         panel_activations::kernel::<Gated>(),
     ];
-    // Each block of a token adds up the norm's whole row: with tokens enough one does all of it.
-    let parts = if variant == 1 && tokens >= 512 { 1 } else { shape.columns.div_ceil(4 * THREADS) };
-    let grid = (tokens.next_multiple_of(PANEL_TOKENS), parts);
+    let grid = (tokens.next_multiple_of(PANEL_TOKENS), shape.columns.div_ceil(4 * THREADS));
     let launch = LaunchShape::new(grid, THREADS).shared(sums_layout().1);
     let args = panel_activations::Args { x, weight, panels, shape, tokens };
     // SAFETY: the caller's word; blocks for each token, and for those that fill the last panel up.

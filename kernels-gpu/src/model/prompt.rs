@@ -13,16 +13,16 @@
 //! once, the f32(S) of [`format`](super::format). The same holds of digits times a power of two. Where a
 //! block's 2^14·t is from 2^−24 to 2^5, f16 holds h and l times that exactly as well: what comes out is
 //! 2^14·t·f32(S), and its *factor* is 2^−14. Of other blocks (E below −18 or above 11) digits are integers,
-//! and the factor is t. In both cases s ← fma(d·factor, sum, s) has the bits of
-//! fma(d·t, f32(S), s): with a factor of 2^−14 nothing but s is rounded on either side, as d·t is exact.
+//! and the factor is t. In both cases s ← fma(d·factor, sum, s) has the bits of fma(d·t, f32(S), s): with a
+//! factor of 2^−14 nothing but s is rounded on either side, as d·t is exact.
 //!
 //! # Layout
 //! What the tokens bring is in panels of 64 tokens and one block of 32 channels
 //! ([`panel_activations`](fn@panel_activations)): for each token 128 bytes of digits, then the factors of the
 //! 64 tokens, then their u. Vector 4·p + 2·s + e of a token's digits (p = 0: h, p = 1: l) has in element
 //! 2·j + i those of channel 8·j + 4·s + e + 2·i, as a word of codes comes apart into f16; it is at place
-//! (4·p + 2·s + e) ^ (token % 8): the swizzle of 128 bytes.
-//! Panel `tokens / 64 · n + block`, 8,704 bytes. Tokens that are not there are zeros.
+//! (4·p + 2·s + e) ^ (token % 8): the swizzle of 128 bytes. Panel `token / 64 · n + block`, 8,704 bytes.
+//! Tokens that are not there are zeros.
 //!
 //! # Work split
 //! A thread block has 192 rows and 64 tokens: grid (⌈tokens / 64⌉, ⌈R / 192⌉), three groups of four warps
@@ -75,7 +75,7 @@ const REGISTERS: [u32; 2] = [160, 32];
 
 /// Splits X into h and l.
 #[inline(always)]
-pub fn two_digits(fixed: i32) -> [i32; 2] {
+fn two_digits(fixed: i32) -> [i32; 2] {
     let high = (fixed + 1024) >> 11;
     [high, fixed - (high << 11)]
 }
@@ -143,8 +143,8 @@ impl Row {
 }
 
 /// The panels of every token. Grid (tokens, rounded up to whole panels; any number of blocks for a token, of
-/// use up to one for every 1024 channels), blocks of [`THREADS`] threads; the
-/// rest as for [`quantize_activations`](fn@super::quantize_activations).
+/// use up to one for every 1024 channels), blocks of [`THREADS`] threads; the rest as for
+/// [`quantize_activations`](fn@super::quantize_activations).
 #[kernel(system = model, instances(Plain, Normed, Gated), max_threads = 256, overlaps)]
 pub fn panel_activations<S: Source>(
     x: Global<f32>,
@@ -283,6 +283,29 @@ impl Copies {
     }
 }
 
+/// Adds a block to a lane's 32 sums, H and L of which are there, for rows g and g + 8 with their `scales`:
+/// `factor` and `u` give those of tokens 8·j + 2·q and the next one.
+#[simt::device]
+fn add<F: Codes>(
+    sums: &mut [f32; 32],
+    [high, low]: [[f32; 32]; 2],
+    scales: [[f32; 2]; 2],
+    factor: impl Fn(u32) -> [f32; 2],
+    u: impl Fn(u32) -> [f32; 2],
+) {
+    let mut dots = [0f32; 32];
+    unroll!(for i in 0..32 {
+        dots[i] = fma(high[i], 2048.0, low[i]);
+    });
+    unroll!(for j in 0..8 {
+        let (factor, u) = (factor(j as u32), u(j as u32));
+        unroll!(for e in 0..4 {
+            let i = 4 * j + e;
+            sums[i] = F::finish(sums[i], scales[e / 2], dots[i], factor[e % 2], u[e % 2]);
+        });
+    });
+}
+
 /// W·v for many tokens. `maps`: of the tiles' codes, u32 [groups, n, words of a tile] in boxes of 24 tiles of
 /// one block, and of their scales, u16 [groups, n, scales of a tile] likewise. Grid (⌈tokens / 64⌉,
 /// ⌈R / 192⌉) of [`PROMPT_THREADS`] threads, shared memory [`prompt_bytes`]; the rest as for
@@ -358,34 +381,12 @@ pub fn linear_prompt<F: Codes>(
                 let two: Vec2 = layout.floats.load_vector(from + 8 * j + 2 * q);
                 two.to_array()
             };
-            let dots = || {
-                let mut dots = [0f32; 32];
-                unroll!(for i in 0..32 {
-                    dots[i] = fma(high[i], 2048.0, low[i]);
-                });
-                dots
-            };
+            let u = |j: u32| if F::HAS_MINIMUM { of_tokens(factors + PANEL_TOKENS, j) } else { [0.0; 2] };
             if all_plain {
-                let (scales, dots) = (scales.map(|[d, m]| [d * PLAIN, m]), dots());
-                unroll!(for j in 0..8 {
-                    let u =
-                        if F::HAS_MINIMUM { of_tokens(factors + PANEL_TOKENS, j as u32) } else { [0.0; 2] };
-                    unroll!(for e in 0..4 {
-                        let i = 4 * j + e;
-                        sums[i] = F::finish(sums[i], scales[e / 2], dots[i], 1.0, u[e % 2]);
-                    });
-                });
+                let scales = scales.map(|[d, m]| [d * PLAIN, m]);
+                add::<F>(&mut sums, [high, low], scales, |_| [1.0; 2], u);
             } else {
-                let dots = dots();
-                unroll!(for j in 0..8 {
-                    let u =
-                        if F::HAS_MINIMUM { of_tokens(factors + PANEL_TOKENS, j as u32) } else { [0.0; 2] };
-                    let factor = of_tokens(factors, j as u32);
-                    unroll!(for e in 0..4 {
-                        let i = 4 * j + e;
-                        sums[i] = F::finish(sums[i], scales[e / 2], dots[i], factor[e % 2], u[e % 2]);
-                    });
-                });
+                add::<F>(&mut sums, [high, low], scales, |j| of_tokens(factors, j), u);
             }
             sync_warp(FULL_MASK);
             if lane == 0 {

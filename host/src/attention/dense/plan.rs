@@ -97,8 +97,8 @@ pub struct Handles<E> {
     /// \[sequences\].
     pub lengths: Global<u32>,
     /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and a block
-    /// whose word is 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query head h.
-    /// `None` asks for all.
+    /// whose words are 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query head
+    /// h. `None` asks for all.
     pub wanted: Option<Global<u32>>,
     /// Whether keys and values are in the device's own memory: then a launch asks the L2 cache for its first
     /// tiles while the one ahead of it still runs. From pinned host memory they would come over the bus twice

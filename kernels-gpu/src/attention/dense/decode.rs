@@ -28,7 +28,7 @@ use crate::attention::{
 use glam::Vec4;
 use half::{bf16, f16};
 use simt::math::{canonical_nan, log2};
-use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
+use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread, unroll, warp};
 
 /// ln 2.
 const LN_2: f32 = core::f32::consts::LN_2;
@@ -205,25 +205,10 @@ fn attend_part<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
     let layout = const { lay_out::<D>(&mut SharedPlan::new(), S) };
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let row = row_group * ROWS + (lane >> 2);
-    let (query_token, in_group) = (bits::div_u32(row, shape.group), bits::rem_u32(row, shape.group));
     let present = row < shape.rows();
-    let heads = shape.kv_heads * shape.group;
-    let query_row =
-        ((sequence * shape.query_tokens + query_token) * heads + head * shape.group + in_group) as usize;
-    let tiles = Tiles::<E, D, S> {
-        layout,
-        keys,
-        values,
-        table,
-        shape,
-        sequence,
-        head,
-        length,
-        warp,
-        lane,
-        end,
-        once: true,
-    };
+    let query_row = shape.query_row(sequence, head, row) as usize;
+    let tiles =
+        Tiles::<E, D, S> { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
     let ahead = if D > 128 { [0; 5] } else { first_blocks(&tiles, first + warp) };
     let q = Queries::load::<E, D>(queries, query_row, present, layout.queries, warp == 0, lane);
     if D > 128 {
@@ -343,8 +328,6 @@ pub(super) struct Tiles<E, const D: usize, const S: u32> {
     pub(super) warp: u32,
     pub(super) lane: u32,
     pub(super) end: u32,
-    /// Whether no other thread block reads the same tiles soon.
-    pub(super) once: bool,
 }
 
 impl<E: Half, const D: usize, const S: u32> Tiles<E, D, S> {
@@ -387,7 +370,7 @@ impl<E: Half, const D: usize, const S: u32> Ring for Tiles<E, D, S> {
         let (k, v) = self.stage(stage);
         let from = (block * self.shape.kv_heads + self.head) as usize * (BLOCK_TOKENS as usize * D);
         let rows = self.length - tile * BLOCK_TOKENS;
-        if D > 128 || !self.once {
+        if D > 128 {
             k.copy(self.keys, from, rows, self.lane);
             v.copy(self.values, from, rows, self.lane);
         } else {
@@ -417,11 +400,7 @@ impl Target {
         if row >= self.shape.rows() || self.rows_wanted >> r & 1 == 0 {
             return;
         }
-        let (token, in_group) = (bits::div_u32(row, self.shape.group), bits::rem_u32(row, self.shape.group));
-        let heads = self.shape.kv_heads * self.shape.group;
-        let at = (self.sequence * self.shape.query_tokens + token) * heads
-            + self.head * self.shape.group
-            + in_group;
+        let at = self.shape.query_row(self.sequence, self.head, row);
         let PartialRow { reference, sum } = merged.row;
         let empty = sum == 0.0;
         let value = merged.values.map(|x| if empty { 0.0 } else { canonical_nan(x / sum) });

@@ -38,6 +38,14 @@ impl DenseShape {
         self.rows().div_ceil(ROWS)
     }
 
+    /// Where a row of a KV head is among all [sequences, query_tokens, kv_heads · group].
+    #[inline(always)]
+    pub fn query_row(self, sequence: u32, head: u32, row: u32) -> u32 {
+        let (token, in_group) = (bits::div_u32(row, self.group), bits::rem_u32(row, self.group));
+        let heads = self.kv_heads * self.group;
+        (sequence * self.query_tokens + token) * heads + head * self.group + in_group
+    }
+
     /// Keys that a row of a KV head sees, of a sequence of `length`.
     #[inline(always)]
     pub fn visible(self, length: u32, row: u32) -> u32 {

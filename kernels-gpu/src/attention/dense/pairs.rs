@@ -26,7 +26,7 @@ use crate::attention::{
     walk, warps,
 };
 use half::{bf16, f16};
-use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thread, unroll, warp};
+use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread, unroll, warp};
 
 /// Attention of all rows that `wanted` names, which is as for [`attend`](fn@super::attend); `partials` and
 /// `counters` are not used. Grid (1, kv_heads · ⌈row groups / 2⌉, sequences), of a shape with one split;
@@ -82,27 +82,13 @@ fn attend_pair<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
     let layout = const { lay_out::<D>(&mut SharedPlan::new(), S) };
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
     let rows = row_groups.map(|group| group * ROWS + (lane >> 2));
-    let heads = shape.kv_heads * shape.group;
     let queries = rows.map(|row| {
-        let (query_token, in_group) = (bits::div_u32(row, shape.group), bits::rem_u32(row, shape.group));
-        let at = (sequence * shape.query_tokens + query_token) * heads + head * shape.group + in_group;
-        Queries::load::<E, D>(queries, at as usize, row < shape.rows(), layout.queries, false, lane)
+        let at = shape.query_row(sequence, head, row) as usize;
+        Queries::load::<E, D>(queries, at, row < shape.rows(), layout.queries, false, lane)
     });
     let visible = rows.map(|row| shape.visible(length, row));
-    let tiles = Tiles::<E, D, S> {
-        layout,
-        keys,
-        values,
-        table,
-        shape,
-        sequence,
-        head,
-        length,
-        warp,
-        lane,
-        end,
-        once: false,
-    };
+    let tiles =
+        Tiles::<E, D, S> { layout, keys, values, table, shape, sequence, head, length, warp, lane, end };
     let ahead = first_blocks(&tiles, warp);
 
     let mut running = [Running::new(), Running::new()];

@@ -21,7 +21,7 @@ use crate::attention::cpu::softmax::{MergeParts, WarpResult};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::attention::{self, BLOCK_TOKENS, Half};
 use kernels_gpu::attention::{PartialRow, Parts, part_floats, warps};
-use part::{Part, Scratch, View, query_row};
+use part::{Part, Scratch, View};
 use rayon::prelude::*;
 use simt::math::{canonical_nan, log2};
 use std::cell::RefCell;
@@ -151,7 +151,7 @@ pub(crate) fn attend_rows<E: Half>(
         let rows = (shape.rows() as usize - 8 * row_group).min(8);
         for r in (0..rows).filter(|r| wanted >> r & 1 != 0) {
             let merged = run(level, MergeParts { parts: partials, floats, r, values: &mut values });
-            let at = query_row(shape, sequence, head, 8 * row_group + r);
+            let at = shape.query_row(sequence as u32, head as u32, (8 * row_group + r) as u32) as usize;
             lse[at] = finish(merged, &values, &mut output[at * head_dim..][..head_dim]);
         }
     }

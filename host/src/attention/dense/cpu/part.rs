@@ -68,14 +68,6 @@ impl Scratch {
     }
 }
 
-/// Index of a query row's head among all [sequences, query_tokens, q_heads].
-pub(super) fn query_row(shape: DenseShape, sequence: usize, head: usize, row: usize) -> usize {
-    let group = shape.group as usize;
-    let (token, in_group) = (row / group, row % group);
-    let heads = shape.kv_heads as usize * group;
-    (sequence * shape.query_tokens as usize + token) * heads + head * group + in_group
-}
-
 /// Computes what a piece of a part's warps come to.
 ///
 /// Must be inlined into a function with the instructions of `L` enabled.
@@ -97,7 +89,7 @@ pub(super) fn compute<E: Half, L: Lanes>(
     let mut visible = [0u32; MAX_ROWS];
     for (r, visible) in visible.iter_mut().enumerate().take(rows) {
         let row = first_row + r;
-        let at = query_row(shape, part.sequence, part.head, row) * head_dim;
+        let at = shape.query_row(part.sequence as u32, part.head as u32, row as u32) as usize * head_dim;
         let mut ordered = [[0u16; 16]; 16];
         for (d, x) in view.queries[at..at + head_dim].iter().enumerate() {
             let (chunk, step) = Eights::step_of(d);
@@ -106,8 +98,7 @@ pub(super) fn compute<E: Half, L: Lanes>(
         for (query, x) in scratch.queries[r].iter_mut().zip(ordered).take(chunks) {
             *query = Row::new::<E, L>(x);
         }
-        let query_token = (row / shape.group as usize) as u32;
-        *visible = (length + query_token + 1).saturating_sub(shape.query_tokens);
+        *visible = shape.visible(length, row as u32);
     }
     let warps = pieces.warps;
     for (warp, result) in pieces.warps_of(piece).zip(results) {
