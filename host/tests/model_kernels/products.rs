@@ -6,7 +6,7 @@ use host::model::cpu::{self, Level, Onto, Source};
 use host::model::gguf::{TensorType, dequantize};
 use host::model::kernels::{panel_words, panels, quantize, record_words};
 use host::model::linear::{DeviceWeights, Epilogue, Input, PackedWeights, ProductKernel, Rows, WeightKind};
-use kernels_gpu::model::fixed::{Part, Record};
+use kernels_gpu::model::fixed::{Part, Record, undo_digits};
 use kernels_gpu::model::product::strands;
 use proptest::prelude::*;
 use simt::{Pod, Zeroable};
@@ -138,6 +138,36 @@ fn values_of_any_size_have_the_same_bits_on_every_path() {
     }
 }
 
+/// What each kernel over one token's records or panels gives, with nothing added.
+fn alone(matrix: Rows<'_>, x: &[f32]) -> Vec<(ProductKernel, Vec<f32>)> {
+    let (rows, columns) = (matrix.rows, matrix.columns);
+    let (device, stream) = emulator();
+    let weights = DeviceWeights::new(&device, &PackedWeights::new(&[matrix]).unwrap()).unwrap();
+    let x = Buffer::from_slice(&device, x).unwrap();
+    let input = Input::Plain { x: x.global() };
+    let mut words = Buffer::<u32>::new(&device, record_words(1, columns)).unwrap();
+    let mut panel = Buffer::<u32>::new(&device, panel_words(1, columns)).unwrap();
+    // SAFETY: one token of so many channels.
+    unsafe { quantize(&stream, input, words.global_mut(), 1, columns) }.unwrap();
+    // SAFETY: as above.
+    unsafe { panels(&stream, input, panel.global_mut(), 1, columns) }.unwrap();
+    let (records, panels) = (Input::Records(words.global()), Input::Panels(panel.global()));
+    let kernels = [
+        (ProductKernel::Decode, records),
+        (ProductKernel::Batch, records),
+        (ProductKernel::Prefill, records),
+        (ProductKernel::Prompt, panels),
+    ];
+    let run = |(kernel, input)| {
+        let mut out = Buffer::<f32>::from_slice(&device, &vec![7.0; rows]).unwrap();
+        // SAFETY: as above, and an output for each row.
+        unsafe { weights.run_on(&stream, kernel, input, Epilogue::default(), out.global_mut(), 1) }.unwrap();
+        (kernel, out.to_vec().unwrap())
+    };
+    let is_there = |kernel| kernel != ProductKernel::Prompt || weights.has_panels();
+    kernels.into_iter().filter(|(kernel, _)| is_there(*kernel)).map(run).collect()
+}
+
 /// A block's minimum times u is −2^−150, which rounds to −0; three of four strands have no block, and adding
 /// them makes it +0.
 #[test]
@@ -145,29 +175,51 @@ fn a_sum_of_minus_zero_is_zero_on_every_path() {
     let mut bytes = vec![0u8; 20];
     bytes[2..4].copy_from_slice(&0x8001u16.to_le_bytes());
     let matrix = Rows { tensor_type: WeightKind::Q4_1.tensor_type(), rows: 1, columns: 32, bytes: &bytes };
-    let (device, stream) = emulator();
-    let weights = DeviceWeights::new(&device, &PackedWeights::new(&[matrix]).unwrap()).unwrap();
     let mut x = [0f32; 32];
     x[5] = f32::MIN_POSITIVE;
-    let x = Buffer::from_slice(&device, &x).unwrap();
-    let input = Input::Plain { x: x.global() };
-    let mut words = Buffer::<u32>::new(&device, record_words(1, 32)).unwrap();
-    let mut panel = Buffer::<u32>::new(&device, panel_words(1, 32)).unwrap();
-    // SAFETY: one token of 32 channels.
-    unsafe { quantize(&stream, input, words.global_mut(), 1, 32) }.unwrap();
-    // SAFETY: as above.
-    unsafe { panels(&stream, input, panel.global_mut(), 1, 32) }.unwrap();
-    let (records, panels) = (Input::Records(words.global()), Input::Panels(panel.global()));
-    for (kernel, input) in [
-        (ProductKernel::Decode, records),
-        (ProductKernel::Batch, records),
-        (ProductKernel::Prefill, records),
-        (ProductKernel::Prompt, panels),
-    ] {
-        let mut out = Buffer::<f32>::from_slice(&device, &[7.0]).unwrap();
-        // SAFETY: as above, and one row.
-        unsafe { weights.run_on(&stream, kernel, input, Epilogue::default(), out.global_mut(), 1) }.unwrap();
-        assert_eq!(out.to_vec().unwrap()[0].to_bits(), 0, "{kernel:?}");
+    for (kernel, out) in alone(matrix, &x) {
+        assert_eq!(out[0].to_bits(), 0, "{kernel:?}");
+    }
+}
+
+/// Codes and values so large that S has more bits than two roundings would leave right, and the lower digit
+/// of X at its least, −1024, on both sides of the border up to which f16 holds it times the step.
+#[test]
+fn a_blocks_sum_rounds_once() {
+    let mut numbers = Numbers::new(11);
+    let rows = 40;
+    let mut bytes = Vec::new();
+    for _ in 0..rows {
+        bytes.extend(half::f16::ONE.to_le_bytes());
+        bytes.extend((0..32).map(|_| 100 + (numbers.bits() % 28) as u8));
+    }
+    let uniform: Vec<f32> = (0..32).map(|_| 1.75 + numbers.uniform() / 16.0).collect();
+    let of_steps = |exponent: i32| {
+        let mut x = vec![2f32.powi(exponent - 10); 32];
+        x[3] = 1.2 * 2f32.powi(exponent);
+        x
+    };
+    for x in [uniform, of_steps(10), of_steps(11), of_steps(12), of_steps(13), of_steps(-18), of_steps(-19)] {
+        let record = &records_of(Source::Plain(&x), 1, 32)[0];
+        let fixed: Vec<i64> = (record.iter())
+            .flat_map(|part| (0..8).map(|i| [part.high[i], part.middle[i], part.low[i]].map(i32::from)))
+            .map(|digits| undo_digits(digits).into())
+            .collect();
+        let expected: Vec<f32> = (bytes.chunks_exact(34))
+            .map(|row| row[2..].iter().zip(&fixed).map(|(code, x)| i64::from(*code as i8) * x).sum::<i64>())
+            .map(|sum| record[0].step * sum as f32)
+            .collect();
+        let matrix = Rows { tensor_type: WeightKind::Q8_0.tensor_type(), rows, columns: 32, bytes: &bytes };
+        for (kernel, out) in alone(matrix, &x) {
+            assert_bits(&format!("{kernel:?}"), &expected, &out);
+        }
+        let matrix = Rows { tensor_type: WeightKind::Q8_0.tensor_type(), rows, columns: 32, bytes: &bytes };
+        let packed = PackedWeights::new(&[matrix]).unwrap();
+        for level in Level::available() {
+            let mut out = vec![7.0; rows];
+            cpu::product_at(*level, &packed, std::slice::from_ref(record), None, Onto::Nothing, &mut out);
+            assert_bits(&format!("{level:?}"), &expected, &out);
+        }
     }
 }
 
