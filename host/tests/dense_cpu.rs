@@ -53,6 +53,27 @@ fn compare<E: DenseElement>(sample: &Sample<E>, paged: &Paged<E>) {
     }
 }
 
+/// Values of the last token are infinite: groups of rows that see nothing of its tile leave it out, on each
+/// path alike, and stay finite.
+#[test]
+fn tiles_that_no_row_of_a_group_sees_are_left_out() {
+    let problem = Problem { q_heads: 8, kv_heads: 2, query_tokens: 40, max_tokens: 96, ..PROBLEM };
+    for length in [65, 80, 96] {
+        let mut sample = Sample::<f16>::new(problem, &[length], Input::Normal, 5);
+        let of_head = (length * problem.head_dim) as usize;
+        for head in sample.values[0].chunks_exact_mut(of_head) {
+            head[of_head - problem.head_dim as usize..].fill(f16::INFINITY);
+        }
+        let paged = sample.paged(5, 2);
+        compare(&sample, &paged);
+        let (output, _) = sample.run(&Device::cpu(EmuOptions::default()), &paged).unwrap();
+        // The first query token's: 40 before the last, in another tile.
+        let first = (problem.q_heads * problem.head_dim) as usize;
+        assert!(output[..first].iter().all(|x| x.is_finite()), "{length}");
+        assert!(output[output.len() - first..].iter().all(|x| !x.is_finite()), "{length}");
+    }
+}
+
 fn check<E: DenseElement>(problem: Problem, lengths: &[u32], input: Input, seed: u64) {
     let problem = Problem { sequences: lengths.len() as u32, ..problem };
     let sample = Sample::<E>::new(problem, lengths, input, seed);

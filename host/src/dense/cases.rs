@@ -66,7 +66,7 @@ fn batches(coverage: Coverage) -> Vec<Batch> {
 /// are not full, groups whose last token lies in another tile than their neighbour's, and tokens past it that
 /// a group would see if it looked further than it may.
 fn pairs(coverage: Coverage) -> Vec<Batch> {
-    let small = Batch { lengths: &[33, 3], kv_heads: 1, query_tokens: 5, race_check: true, ..DECODE };
+    let small = Batch { lengths: &[35, 3], kv_heads: 1, query_tokens: 5, race_check: true, ..DECODE };
     let small = Batch { max_tokens: 80, ..small };
     if coverage == Coverage::Small {
         return vec![small];
@@ -135,7 +135,7 @@ fn add<E: DenseElement + crate::check::OutputElement>(cases: &mut Vec<Case>, bat
     let some = race_check || query_tokens > 1;
     for (kernel, bytes) in E::kernels(head_dim) {
         let run = move |device: &Device| {
-            run::<E>(device, Plan::with_pairs_from(device, problem, u32::MAX)?, lengths, input, some)
+            run::<E>(device, Plan::with_pairs_from(device, problem, u32::MAX)?, lengths, input, [some, false])
         };
         let case = Case::new(kernel.info(), label.clone(), run).within(*bytes);
         cases.push(if race_check { case.race_checked() } else { case });
@@ -161,9 +161,9 @@ fn add_pairs<E: DenseElement + crate::check::OutputElement>(
         if pairs.launch_shape().grid.y != kv_heads * row_groups.div_ceil(2) {
             return Err("this batch is not for two groups of rows".into());
         }
-        let pairs = run::<E>(device, pairs, lengths, input, true)?;
+        let pairs = run::<E>(device, pairs, lengths, input, [true; 2])?;
         let alone = Plan::with_pairs_from(device, problem, u32::MAX)?;
-        let alone = run::<E>(device, alone, lengths, input, true)?;
+        let alone = run::<E>(device, alone, lengths, input, [true; 2])?;
         match pairs.iter().zip(&alone).find(|(pairs, alone)| pairs.bytes() != alone.bytes()) {
             Some(_) => Err("two groups of rows give other bits than one".into()),
             None => Ok(pairs),
@@ -231,16 +231,30 @@ fn add_append<E: AppendElement + crate::check::OutputElement>(
     cases.push(case.race_checked());
 }
 
+/// Makes the values of each sequence's last token infinite: a row that does not see it must not look.
+fn with_infinite_ends<E: DenseElement>(sample: &mut Sample<E>) {
+    let Problem { kv_heads, head_dim, .. } = sample.problem;
+    for (values, length) in sample.values.iter_mut().zip(&sample.lengths) {
+        let of_head = (length * head_dim) as usize;
+        for head in values.chunks_exact_mut(of_head.max(1)).take(kv_heads as usize) {
+            head[of_head - head_dim as usize..].fill(E::from_f32(f32::INFINITY));
+        }
+    }
+}
+
 /// One launch for all rows, and if `some` is asked for, another for some of them.
 fn run<E: DenseElement>(
     device: &Device,
     mut plan: Plan<E>,
     lengths: &[u32],
     input: Input,
-    some: bool,
+    [some, infinite_ends]: [bool; 2],
 ) -> Result<Vec<OutputBuffer>, CaseError> {
     let (stream, problem) = (Stream::new(device)?, plan.problem());
-    let sample = Sample::<E>::new(problem, lengths, input, 7);
+    let mut sample = Sample::<E>::new(problem, lengths, input, 7);
+    if infinite_ends {
+        with_infinite_ends(&mut sample);
+    }
     let paged = sample.paged(11, 3);
     // Entries past a sequence's blocks are none of the pool's.
     let mut table = vec![u32::MAX; lengths.len() * problem.max_blocks() as usize];
