@@ -6,8 +6,8 @@ use super::{Error, Result};
 use crate::Stream;
 use half::{bf16, f16};
 use kernels_gpu::Element;
-use kernels_gpu::attention::rotation::ROPE_THREADS;
 pub use kernels_gpu::attention::rotation::RopeShape;
+use kernels_gpu::attention::rotation::{ROPE_THREADS, blocks_of_token};
 use kernels_gpu::attention::rotation::{rope, rope_append};
 use simt::{Kernel, LaunchShape};
 
@@ -70,8 +70,8 @@ pub unsafe fn rotate<E: RopeElement>(
 ) -> Result<()> {
     let tokens = count("tokens", tokens, 65535, "a launch takes 1 to 65535")?;
     check_rope(args.shape)?;
-    let launch = LaunchShape::new((args.shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
-    // SAFETY: the caller's word; a thread a pair.
+    let launch = LaunchShape::new((blocks_of_token(args.shape, tokens), tokens), ROPE_THREADS);
+    // SAFETY: the caller's word; each pair has its thread.
     unsafe { stream.launch(&E::kernel(pairing), launch, args) }?;
     Ok(())
 }
@@ -117,8 +117,8 @@ pub unsafe fn rotate_and_append(
         });
     }
     check_rope(args.shape)?;
-    let launch = LaunchShape::new((args.shape.pairs().div_ceil(ROPE_THREADS), tokens), ROPE_THREADS);
-    // SAFETY: the caller's word; a thread a pair.
+    let launch = LaunchShape::new((blocks_of_token(args.shape, tokens), tokens), ROPE_THREADS);
+    // SAFETY: the caller's word; each pair has its thread.
     unsafe { stream.launch(&rope_append_kernel(pairing), launch, args) }?;
     Ok(())
 }
