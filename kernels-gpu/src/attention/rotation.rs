@@ -18,8 +18,8 @@
 //! [`rope_append`](fn@rope_append) puts keys and values into a dense cache at once.
 //!
 //! # Work split
-//! A thread block of 128 threads for a token, or several, which deal out its pairs in turn. A thread has up to
-//! four pairs under way. Where its next pair is the same one of another head, it turns by the same angle,
+//! A thread block of 128 threads for a token, or several, which deal out its pairs in turn. A thread has up
+//! to four pairs under way. Where its next pair is the same one of another head, it turns by the same angle,
 //! whose sine and cosine are not made again. Grid (blocks of a token, tokens), see [`blocks_of_token`].
 
 use crate::Element;
