@@ -259,6 +259,23 @@ def by_scheme(records):
     return table(("µs", *heads), lines)
 
 
+def of_trace(records):
+    """Steps over keys and queries of a text: µs, `dense` over it, and what of the sequence was read or is known."""
+    rows = []
+    for (_, _, _, _, context), found in shapes(records):
+        for name, row in found.items():
+            if name == "single":
+                continue
+            facts = {fact["name"]: fact["value"] for fact in row.get("facts", ())}
+            kept, skipped = facts.get("tokens read"), facts.get("mass skipped")
+            percent = [f"{100 * row[key][0]:.1f} %" if key in row else "–" for key in ("relative_error", "relative_bound")]
+            rows.append((str(context), f"`{name}`", f"{row['median_us']:.1f}",
+                         losing(found["dense"]["median_us"] / row["median_us"]),
+                         f"{kept['count']:,.0f}" if kept else "–",
+                         f"{100 * skipped['error']:.1f} %" if skipped else "–", *percent))
+    return table(("tokens", "`--kv`", "µs", "dense / it", "kept", "skipped, most", "error", "bound"), rows)
+
+
 def by_heads(records):
     """The same at one context, by heads and batch: their record has a head_dim for each."""
     parts = {}
@@ -547,11 +564,11 @@ def needles(records):
 
 def questions(records):
     """Eleven questions at most, each answered by one record, and where it loses, which may be of a second one."""
-    check, int8, attention, row_8k, step, limited, bounds, quality, budget, real, few, text, speed, codes = records
+    check, int8, attention, step, limited, bounds, quality, budget, real, few, text, speed, codes = records
     cases, _, bits = compared(check)
     ours = {op: fastest(int8_rows(int8, 131072, 8192, op)[0]) for op, _ in OPERATIONS}
     fractions = [row["fraction"] for row in ours.values()]
-    found = shapes([attention, row_8k])
+    found = shapes([attention])
     dense = [beside(here, "dense") for _, here in found]
     far = dict(found)["f16", 32, 8, 1, 131072]
     # Attention over random keys: what a budget costs where nothing keeps it, beside exact attention of the same run.
@@ -630,6 +647,7 @@ TABLES = {
     "tiles-h100": by_scheme,
     "sketch-h100": by_scheme,
     "sketch-narrow-h100": by_scheme,
+    "sketch-trace-h100": of_trace,
     "codes-h100": by_scheme,
     "codes-28-4-h100": by_scheme,
     "ranks-h100": ranks,
