@@ -100,7 +100,7 @@ fn prompts_of_panels_have_the_bits_of_the_cpus_own_path() {
         let tokens = tokens(90, model.config.vocab);
         let mut own = Runner::new(&model, &device).expect("a runner");
         let mut kernels = Runner::of_kernels(&model, &device, 80).expect("a runner");
-        assert!(kernels.set_panels_from(1), "the emulated GPU has the kernel");
+        assert!(kernels.set_panels_from(33), "the emulated GPU has the kernel");
         let pieces = [70, 20];
         let expected = in_pieces(&mut own, dense(&model, &device, 128), &tokens, &pieces);
         let found = in_pieces(&mut kernels, dense(&model, &device, 128).with_kernels(), &tokens, &pieces);

@@ -171,8 +171,8 @@ impl Launches {
         self.matrices().for_each(|matrix| matrix.set_fusing(fusing));
     }
 
-    pub fn set_panels_from(&mut self, blocks: usize) -> bool {
-        self.matrices().for_each(|matrix| matrix.set_panels_from(blocks));
+    pub fn set_panels_from(&mut self, tokens: usize) -> bool {
+        self.matrices().for_each(|matrix| matrix.set_panels_from(tokens));
         self.pass.weights.layers.iter().all(|layer| layer.qkv.has_panels())
     }
 

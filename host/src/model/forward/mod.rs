@@ -357,13 +357,13 @@ impl Runner {
         }
     }
 
-    /// Sets from how many thread blocks on a prompt's product takes panels
+    /// Sets from how many tokens on a prompt's product takes panels
     /// ([`DeviceWeights::takes_panels`](linear::DeviceWeights::takes_panels)), and says whether the device
     /// has the kernel for them: no bits change. On the CPU's own path it means nothing.
-    pub fn set_panels_from(&mut self, blocks: usize) -> bool {
+    pub fn set_panels_from(&mut self, tokens: usize) -> bool {
         match &mut self.engine {
             Engine::Slices(_) => false,
-            Engine::Launches(launches) => launches.set_panels_from(blocks),
+            Engine::Launches(launches) => launches.set_panels_from(tokens),
         }
     }
 

@@ -53,9 +53,8 @@ pub const BATCH_UP_TO: usize = 32;
 /// weights, from the second-level cache.
 const FUSE_BELOW: usize = 5;
 
-/// From this many thread blocks on a product takes [`linear_prompt`](fn@linear_prompt): below, those of
-/// [`linear_prefill`](fn@linear_prefill), which are smaller, are spread over more multiprocessors.
-const PANELS_FROM: usize = 128;
+/// From this many tokens on a product takes [`linear_prompt`](fn@linear_prompt), where there is the kernel.
+const PANELS_FROM: usize = BATCH_UP_TO + 1;
 
 /// What a product multiplies.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +120,7 @@ pub struct DeviceWeights {
     scales: Buffer<u16>,
     /// Of codes and scales, for [`ProductKernel::Prompt`], where that is.
     maps: Option<Buffer<TensorMap>>,
-    /// Thread blocks from which on a product takes panels.
+    /// Tokens from which on a product takes panels.
     panels_from: usize,
 }
 
@@ -197,10 +196,9 @@ impl DeviceWeights {
     }
 
     /// Whether a product of so many tokens takes panels, which [`panels`](crate::model::kernels::panels) must
-    /// make ahead of it, and not records: on GPUs that have the kernel, where there is work enough for it.
+    /// make ahead of it, and not records: on GPUs that have the kernel, of more tokens than a batch has.
     pub fn takes_panels(&self, tokens: usize) -> bool {
-        let blocks = tokens.div_ceil(PANEL_TOKENS as usize) * self.rows.div_ceil(PROMPT_ROWS) as usize;
-        self.maps.is_some() && tokens > BATCH_UP_TO && blocks >= self.panels_from
+        self.maps.is_some() && tokens >= self.panels_from
     }
 
     /// Whether the device has the kernel for panels.
@@ -208,9 +206,9 @@ impl DeviceWeights {
         self.maps.is_some()
     }
 
-    /// Sets from how many thread blocks on a product takes panels, where it can: no bits change, times do.
-    pub fn set_panels_from(&mut self, blocks: usize) {
-        self.panels_from = blocks;
+    /// Sets from how many tokens on a product takes panels, where it can: no bits change, times do.
+    pub fn set_panels_from(&mut self, tokens: usize) {
+        self.panels_from = tokens;
     }
 
     /// Sets what [`fuses`](Self::fuses) goes by: no bits change, times do.
