@@ -35,7 +35,7 @@ pub const ROPE_THREADS: u32 = 128;
 const UNDER_WAY: u32 = 4;
 
 /// Thread blocks of a token for a launch of `tokens` tokens: a thread a pair where there are few, of many
-/// tokens [`UNDER_WAY`] pairs a thread.
+/// tokens four pairs a thread.
 pub const fn blocks_of_token(shape: RopeShape, tokens: u32) -> u32 {
     let threads = ROPE_THREADS * if tokens < 64 { 1 } else { UNDER_WAY };
     shape.pairs().div_ceil(threads)
