@@ -50,9 +50,14 @@ fn embedding_rows_are_those_of_the_file() {
     }
 }
 
-fn check_rotation<E: RopeElement + OutputElement>(pairing: Pairing, shape: RopeShape, wild: bool) {
+fn check_rotation<E: RopeElement + OutputElement>(
+    pairing: Pairing,
+    shape: RopeShape,
+    tokens: usize,
+    wild: bool,
+) {
     let (device, stream) = emulator();
-    let positions = [0u32, 1, 77, 8191, 1 << 20];
+    let positions: Vec<u32> = [0u32, 1, 77, 8191, 1 << 20].into_iter().cycle().take(tokens).collect();
     let (tokens, dim) = (positions.len(), shape.head_dim as usize);
     let (q, kv) = (tokens * shape.q_heads as usize * dim, tokens * shape.kv_heads as usize * dim);
     let mut numbers = Numbers::new(u64::from(shape.head_dim));
@@ -125,14 +130,16 @@ fn check_rotation<E: RopeElement + OutputElement>(pairing: Pairing, shape: RopeS
 #[test]
 fn rotations_are_the_formula_and_the_kernels_bits() {
     for (q_heads, kv_heads, head_dim, rotary) in
-        [(9, 3, 64, 64), (2, 2, 10, 6), (1, 1, 128, 32), (4, 1, 2, 0)]
+        // Of heads of 96 a thread's next pair is another one of its head.
+        [(9, 3, 64, 64), (9, 3, 96, 80), (2, 2, 10, 6), (1, 1, 128, 32), (4, 1, 2, 0)]
     {
         let shape = RopeShape { q_heads, kv_heads, head_dim, rotary };
         for pairing in [Pairing::HalfSplit, Pairing::Interleaved] {
-            for wild in [false, true] {
-                check_rotation::<f32>(pairing, shape, wild);
-                check_rotation::<f16>(pairing, shape, wild);
-                check_rotation::<bf16>(pairing, shape, wild);
+            // A thread a pair, and up to four pairs a thread.
+            for (tokens, wild) in [(5, false), (5, true), (66, false), (66, true)] {
+                check_rotation::<f32>(pairing, shape, tokens, wild);
+                check_rotation::<f16>(pairing, shape, tokens, wild);
+                check_rotation::<bf16>(pairing, shape, tokens, wild);
             }
         }
     }
