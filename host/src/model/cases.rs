@@ -315,16 +315,17 @@ fn add_embedding(cases: &mut Vec<Case>) {
 }
 
 fn add_rotation<E: RopeElement + OutputElement>(cases: &mut Vec<Case>, pairing: Pairing) {
-    for (q_heads, kv_heads, head_dim, rotary) in
-        [(9, 3, 64, 64), (2, 2, 10, 6), (1, 1, 128, 32), (4, 1, 2, 0)]
+    // With 66 tokens a thread has several pairs, of heads of 96 channels not all at one angle.
+    for (q_heads, kv_heads, head_dim, rotary, tokens) in
+        [(9, 3, 64, 64, 6), (9, 3, 96, 80, 66), (2, 2, 10, 6, 6), (1, 1, 128, 32, 6), (4, 1, 2, 0, 6)]
     {
         for content in Content::ALL {
             let shape = RopeShape { q_heads, kv_heads, head_dim, rotary };
             let label = format!("{q_heads}/{kv_heads} heads of {head_dim}, {rotary} turn, {content:?}");
             let case = Case::new(E::kernel(pairing).info(), label, move |device| {
                 let stream = Stream::new(device)?;
-                let positions = [0u32, 1, 2, 8191, 131_071, u32::MAX];
-                let tokens = positions.len();
+                let positions = [0u32, 1, 2, 8191, 131_071, u32::MAX].into_iter().cycle();
+                let positions: Vec<u32> = positions.take(tokens).collect();
                 let row = ((q_heads + 2 * kv_heads) * head_dim) as usize;
                 let qkv = Buffer::from_slice(device, &content.values(9, tokens * row))?;
                 let positions = Buffer::from_slice(device, &positions)?;
