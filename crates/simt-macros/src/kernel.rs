@@ -253,6 +253,10 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         for argument in &instance.arguments {
             entry = format!("{entry}_{}", argument.tag()?);
         }
+        let max_threads = match &instance.max_threads {
+            Some(literal) => literal.base10_parse::<u32>()?,
+            None => max_threads,
+        };
         entries.push(device_entry(
             name,
             &entry,

@@ -5,7 +5,7 @@ use super::Random;
 use half::f16;
 use kernels_gpu::attention::Chain;
 use kernels_gpu::attention::PartialRow;
-use kernels_gpu::certified::carried::gather::{Bounds, Gather, Gathered, Moments, Noisy, merge, weight};
+use kernels_gpu::certified::carried::gather::{Bounds, Gathered, Moments, merge, weight};
 use kernels_gpu::certified::carried::judge::Judge;
 use kernels_gpu::certified::carried::likely::Noise;
 use kernels_gpu::certified::layout::Annotation;
@@ -64,7 +64,7 @@ impl Row {
                 let noise = Noise { variance: delta * delta * 0.01, growth: (0.5 * delta).exp() };
                 let delta = (!promoted[0]).then_some(delta);
                 Block {
-                    bounds: Bounds::of(annotation, delta, !promoted[1]),
+                    bounds: Bounds::of(annotation, delta, !promoted[1], true),
                     sizes: [s.within(1.0 / 64.0, 1.0), s.within(1.0 / 4096.0, 1.0)],
                     mass: 32768.0 * (-range * s.unit()).exp(),
                     squares: s.within(1.0 / 16.0, 1.0),
@@ -95,53 +95,54 @@ impl Row {
         Row { blocks, query, output, steps: s.unit() * 0.2 }
     }
 
-    /// As warps meet the blocks and are merged: each raises its reference now and then, the row's is the
-    /// largest.
+    /// As warps meet the blocks, four of which wait for their part at a time, and are merged: each raises its
+    /// reference now and then, the row's is the largest.
     fn gather(&self) -> (PartialRow, Gathered) {
+        let last = self.steps * (self.blocks.len() - 1) as f64;
         let mut rows = Vec::new();
-        let mut lanes = Vec::new();
+        let mut gathered = Vec::new();
         for warp in 0..WARPS {
-            let mut own = [(Gather::new(), Noisy::default()); 4];
             let mut row = PartialRow { reference: -1.0e30, sum: 0.0 };
-            for (i, block) in self.blocks.iter().enumerate().skip(warp).step_by(WARPS) {
-                let reference = (self.steps * i as f64).floor() as f32;
-                if reference > row.reference {
-                    for (q, (lane, noisy)) in own.iter_mut().enumerate() {
-                        lane.rescale(row.reference, reference);
-                        noisy.rescale(row.reference, reference, q as u32);
+            let mut own = Gathered::NONE;
+            let blocks: Vec<_> = self.blocks.iter().enumerate().skip(warp).step_by(WARPS).collect();
+            for four in blocks.chunks(4) {
+                let before = row.reference;
+                let mut waiting = Vec::new();
+                for (i, block) in four {
+                    let reference = (self.steps * *i as f64).floor() as f32;
+                    if reference > row.reference {
+                        row.sum *= weight(row, reference);
+                        row.reference = reference;
                     }
-                    row.sum *= weight(row, reference);
-                    row.reference = reference;
-                }
-                // Its mass relative to the last block's reference is what the row says.
-                let last = self.steps * (self.blocks.len() - 1) as f64;
-                let mass = (block.mass * (last.floor() - f64::from(reference)).exp2()) as f32;
-                row.sum += mass;
-                for (q, (lane, noisy)) in own.iter_mut().enumerate() {
-                    lane.add(mass, block.bounds, q as u32);
+                    // Its mass relative to the last block's reference is what the row says.
+                    let mass = (block.mass * (last.floor() - f64::from(reference)).exp2()) as f32;
+                    row.sum += mass;
                     let squares = f64::from(mass).powi(2) * block.squares;
-                    let own = if q % 2 == 0 { squares } else { f64::from(mass) * block.sizes[0] * 255.0 };
-                    let sized = squares * block.sizes[1] * 255f64.powi(2);
-                    let moments = Moments { own: own as f32, squares: sized as f32 };
-                    noisy.add(mass, moments, block.noise, block.bounds, q as u32);
+                    let moments = Moments {
+                        mass,
+                        sized: (f64::from(mass) * block.sizes[0] * 255.0) as f32,
+                        squares: squares as f32,
+                        sized_squares: (squares * block.sizes[1] * 255f64.powi(2)) as f32,
+                    };
+                    waiting.push((reference, moments, block));
                 }
+                let mut sum = Gathered::NONE;
+                for (reference, moments, block) in waiting {
+                    let moments = moments.times((reference - row.reference).exp2());
+                    sum = Gathered::of_block(moments, block.noise, block.bounds).merged_with(sum, 1.0);
+                }
+                own = own.merged_with(sum, (before - row.reference).exp2());
             }
             rows.push(row);
-            lanes.push(own.map(|(lane, noisy)| lane.words(noisy)).concat());
+            gathered.push(own.words());
         }
         let reference = rows.iter().map(|row| row.reference).fold(-1.0e30, f32::max);
         let sum = rows.iter().map(|row| row.sum * weight(*row, reference)).sum();
-        let words: Vec<f32> = (0..Gathered::WORDS)
-            .map(|word| {
-                merge(
-                    word,
-                    WARPS as u32,
-                    |w| lanes[w as usize][word as usize],
-                    |w| weight(rows[w as usize], reference),
-                )
-            })
-            .collect();
-        (PartialRow { reference, sum }, bytemuck::pod_read_unaligned(bytemuck::cast_slice(&words)))
+        let words = std::array::from_fn(|word| {
+            let of = |w: u32| gathered[w as usize][word];
+            merge(word as u32, WARPS as u32, of, |w| weight(rows[w as usize], reference))
+        });
+        (PartialRow { reference, sum }, Gathered::of_words(words))
     }
 
     fn certificate(&self) -> Certificate {
@@ -351,7 +352,7 @@ fn errors_are_never_less_than_in_f64_and_hardly_more() {
 #[test]
 fn what_f32_has_lost_is_counted() {
     let annotation = Annotation { nu: 1.0, zeta: 1.0, ..Annotation::NONE };
-    let bounds = |delta| Bounds::of(annotation, delta, true);
+    let bounds = |delta| Bounds::of(annotation, delta, true, true);
     let sizes = [1.0; 2];
     let lost = Block { bounds: bounds(Some(75.0)), sizes, mass: 0.0, squares: 1.0, noise: None };
     let query = Query { pairs: [0; 32], scale: 1e-3, norm: 100.0, finite: true };

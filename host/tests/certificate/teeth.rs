@@ -154,7 +154,7 @@ fn every_token_has_its_own_size() {
         let of = |f: &dyn Fn(f64, f64) -> f64| {
             weights.iter().zip(sizes).map(|(p, n)| f(f64::from(*p), f64::from(n))).sum::<f64>()
         };
-        let exact = [of(&|p, _| p * p), of(&|p, n| p * n), of(&|p, n| (p * n).powi(2))];
+        let exact = [of(&|p, n| p * n), of(&|p, _| p * p), of(&|p, n| (p * n).powi(2))];
         for (sum, exact) in sums.into_iter().zip(exact) {
             assert!((sum - exact).abs() <= exact * 1e-5, "seed {seed}: {sum:e}, exactly {exact:e}");
         }

@@ -384,6 +384,26 @@ impl<M: KeyMetadata, const D: usize, R: Rings> Tiles<M, D, R> {
         bytemuck::cast(vectors)
     }
 
+    /// Of the annotation of a stage's tile the first four words in even lanes, the next four in odd ones, and
+    /// the [sizes](Annotation::sizes_of_lane) of the lane's tokens.
+    #[simt::device]
+    pub(super) fn annotation_of_lane(&self, stage: u32, lane: u32) -> (UVec4, [f32; 4]) {
+        let at = VECTORS * self.slot(stage);
+        let [bounds, sizes] = [lane & 1, 2].map(|i| self.layout.annotations.load(at + i));
+        let annotation: Annotation = bytemuck::cast([UVec4::ZERO, UVec4::ZERO, sizes]);
+        (bounds, annotation.sizes_of_lane(lane & 3))
+    }
+
+    /// Starts copying the annotation of a pair of block and KV head to a stage's.
+    #[simt::device]
+    pub(super) fn copy_annotation(&self, pair: u32, stage: u32) {
+        if self.lane < VECTORS {
+            let to = VECTORS * self.slot(stage) + self.lane;
+            let from = VECTORS as usize * pair as usize + self.lane as usize;
+            self.layout.annotations.copy_async(to, self.annotations.cast::<UVec4>(), from);
+        }
+    }
+
     #[inline(always)]
     pub(super) fn tile(&self, stage: u32) -> Tile<M, D> {
         Tile::at(self.layout.ring, self.slot(stage) * Tile::<M, D>::WORDS)
@@ -414,10 +434,8 @@ impl<M: KeyMetadata, const D: usize, R: Rings> Ring for Tiles<M, D, R> {
         let pair = block * self.shape.kv_heads + self.head;
         let from = pair as usize * TileLayout::new(D as u32, M::LAYOUT).bytes as usize;
         self.tile(stage).copy(self.tiles, from, self.lane);
-        if self.lane < VECTORS && self.annotated {
-            let to = VECTORS * self.slot(stage) + self.lane;
-            let from = VECTORS as usize * pair as usize + self.lane as usize;
-            self.layout.annotations.copy_async(to, self.annotations.cast::<UVec4>(), from);
+        if self.annotated {
+            self.copy_annotation(pair, stage);
         }
     }
 }

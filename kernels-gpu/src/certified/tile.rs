@@ -153,9 +153,21 @@ impl<const D: usize> Tile<f16, D> {
     /// another q_n (rows 0 to 7) and |q_n| (rows 8 to 15) with z in the even columns and σ in the odd ones.
     #[simt::device]
     pub(super) fn narrow_products(self, query: &Query, lane: u32) -> ([[f32; 2]; 2], f32) {
+        let (scores, [x, _]) = self.products_and_sums(query, false, lane);
+        (scores, x)
+    }
+
+    /// [`products`](Tile::products), and Σ(q_n·σ)² of row `g`, the products rounded to f16, if that is
+    /// `squared`: the same in the row's four lanes.
+    ///
+    /// It is what a matrix of eight rows q_n·σ times its transpose, whose operands are the same registers, has
+    /// on its diagonal.
+    #[simt::device]
+    pub fn products_and_sums(self, query: &Query, squared: bool, lane: u32) -> ([[f32; 2]; 2], [f32; 2]) {
         let (g, q) = (lane >> 2, lane & 3);
         let mut c = [[0f32; 4]; 2];
         let mut z = [0f32; 4];
+        let mut squares = [0f32; 4];
         unroll!(for s in 0..(D / 64), at_most 4 {
             let dims = 2 * 16 * (4 * s as u32 + q);
             let mut scales = [0u32; 8];
@@ -178,35 +190,18 @@ impl<const D: usize> Tile<f16, D> {
                 let (x0, r0) = query.times(pair, scales[2 * i]);
                 let (x1, r1) = query.times(pair + 1, scales[2 * i + 1]);
                 multiply_codes([x0, x1], [r0, r1], [codes[0][i], codes[1][i]], &mut c);
+                if squared {
+                    squares = mma_f16([x0, r0, x1, r1], [x0, x1], squares);
+                }
             });
         });
-        (scores(c, z[0]), z[3])
-    }
-}
-
-impl<const D: usize> Tile<f16, D> {
-    /// Σ(q_n·σ)² of row `g`, the products rounded to f16: the same in the row's four lanes.
-    ///
-    /// A matrix of eight rows q_n·σ times its transpose, whose operands are the same registers; its diagonal
-    /// has what is wanted.
-    #[simt::device]
-    pub fn squares(self, query: &Query, lane: u32) -> f32 {
-        let (g, q) = (lane >> 2, lane & 3);
-        let mut c = [0f32; 4];
-        unroll!(for s in 0..(D / 64), at_most 4 {
-            let dims = 2 * 16 * (4 * s as u32 + q);
-            unroll!(for h in 0..2 {
-                let scales = self.plain(Self::LAYOUT.key_scales + dims + 16 * h as u32);
-                unroll!(for i in 0..2 {
-                    let pair = 8 * s + 4 * h + 2 * i;
-                    let x = [0, 1].map(|k| half2::mul_f16x2(query.pairs[pair + k], scales[2 * i + k]));
-                    c = mma_f16([x[0], 0, x[1], 0], x, c);
-                });
-            });
-        });
-        // Row g and column g: lane g/2 of the row has columns g and g + 1, or g − 1 and g.
-        let own = if g & 1 == 0 { c[0] } else { c[1] };
-        warp_shuffle_idx(FULL_MASK, own, (lane & !3) | g >> 1, 32)
+        let mut diagonal = 0f32;
+        if squared {
+            // Row g and column g: lane g/2 of the row has columns g and g + 1, or g − 1 and g.
+            let own = if g & 1 == 0 { squares[0] } else { squares[1] };
+            diagonal = warp_shuffle_idx(FULL_MASK, own, (lane & !3) | g >> 1, 32);
+        }
+        (scores(c, z[0]), [z[3], diagonal])
     }
 }
 

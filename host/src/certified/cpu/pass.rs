@@ -1,6 +1,6 @@
 //! The pass over blocks: what a thread block of `attend` does, and one of `carry`, which has a list besides.
 
-use super::gather::{Gather, Rows};
+use super::gather::{Gather, Rows, Visited, Waiting};
 use super::list::Visits;
 use super::original::{exact_scores, largest_norm, originals};
 use super::query::{CONTRACTIONS, Queries};
@@ -209,10 +209,8 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
                 result.keep(r, running, &scratch.outputs[..D / 16]);
             }
             if let Some(gathered) = gathered.next() {
-                *gathered = state.gather;
-                for (reference, running) in gathered.references.iter_mut().zip(&state.running) {
-                    *reference = running.reference;
-                }
+                let references = state.references();
+                *gathered = state.waiting.gathered(group.rows, &references);
             }
         }
     }
@@ -221,7 +219,7 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
 /// A warp on its way.
 struct Warp {
     running: [Running; MAX_ROWS],
-    gather: Gather,
+    waiting: Waiting,
     /// Whether somebody asks for records, and for what is gathered.
     noted: bool,
     gathers: bool,
@@ -236,7 +234,13 @@ impl Warp {
     fn begin<const D: usize>(scratch: &mut Scratch, noted: bool, gathers: bool) -> Self {
         let running = scratch.clear::<D>();
         let absent_vote = scratch.queries.rows < MAX_ROWS;
-        Warp { running, gather: Gather::NONE, noted, gathers, absent_vote, begun: false }
+        Warp { running, waiting: Waiting::NONE, noted, gathers, absent_vote, begun: false }
+    }
+
+    /// What the rows' weights are relative to.
+    #[inline(always)]
+    fn references(&self) -> Rows {
+        self.running.map(|running| running.reference)
     }
 
     /// Raises references where scores are too large for them. `of_zeros`: whether scores of rows of zeros are
@@ -255,13 +259,9 @@ impl Warp {
         }
         if vote {
             for (r, (running, scores)) in self.running.iter_mut().zip(scores).enumerate() {
-                let before = running.reference;
                 let factor = running.raise(&[scores]);
                 if factor != 1.0 && self.begun {
                     rescale(outputs, r, factor);
-                }
-                if before != running.reference {
-                    self.gather.rescale(r, factor);
                 }
             }
         }
@@ -325,7 +325,7 @@ impl Warp {
         }
         let by_chance = self.gathers && view.log_odds > 0.0;
         let (mut masses, mut deltas): (Rows, Rows) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
-        let mut moments: [Rows; 3] = [[0.0; MAX_ROWS]; 3];
+        let mut moments = [Moments::default(); MAX_ROWS];
         let mut noise = [Noise { variance: 0.0, growth: 0.0 }; MAX_ROWS];
         let sizes = [0, 1, 2, 3].map(|q| annotation.sizes_of_lane(q));
         for (r, running) in self.running.iter_mut().enumerate().take(rows) {
@@ -342,7 +342,8 @@ impl Warp {
                 running.sums[q] += *sum;
             }
             masses[r] = of_lanes(sums);
-            moments.iter_mut().zip(of_moments).for_each(|(moment, of)| moment[r] = of_lanes(of));
+            let [sized, squares, sized_squares] = of_moments.map(of_lanes);
+            moments[r] = Moments::new([masses[r], sized, squares, sized_squares]);
             if let (true, Some((sigma, of_keys))) = (bounded, &sigma) {
                 let query = &scratch.queries.heads[r];
                 let x = sigma[MAX_ROWS + r];
@@ -361,15 +362,14 @@ impl Warp {
             }
         }
         if self.gathers {
-            let mut of_block = Bounds::of(annotation, None, !wants_values);
+            let mut bounds = Bounds::of(annotation, None, !wants_values, by_chance);
             if tokens < TOKENS {
-                [of_block.kappa, of_block.nu] = of_trailing;
+                [bounds.kappa, bounds.nu] = of_trailing;
             }
-            self.gather.add(rows, &masses, sigma.map(|_| &deltas), of_block);
-            // The trailing block has nothing that was rounded.
-            if by_chance && tokens == TOKENS {
-                self.gather.add_noise(rows, &masses, &moments, sigma.map(|_| &noise), of_block);
-            }
+            let references = self.references();
+            let noise = sigma.filter(|_| by_chance).map(|_| noise);
+            let visited = Visited { references, moments, deltas: sigma.map(|_| deltas), noise, bounds };
+            self.waiting.leave(rows, visited, &references);
         }
         if let Some(note) = note {
             for (r, running) in self.running.iter().enumerate().take(rows) {

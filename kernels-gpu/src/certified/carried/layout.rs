@@ -1,8 +1,9 @@
 //! The shared memory of [`carry`](fn@super::carry).
 
 use super::LeanCertified;
-use super::gather::{Gathered, Parked};
+use super::gather::Gathered;
 use super::list::Lookup;
+use super::waiting;
 use crate::attention::{Adding, KeyTile, MAX_PARTS, ROWS, warps};
 use crate::certified::finish::Ends;
 use crate::certified::lists::STARTS;
@@ -41,8 +42,8 @@ pub struct CarriedLayout {
     pub(super) promoted: Shared<u32>,
     /// Of the warps, [warps, 8, 20]; at the end of the rows, [8, 20].
     pub(super) gathered: Shared<f32>,
-    /// Of each lane, what the bound that may fail follows from, and what waits for it: [warps, 6, 32].
-    pub(super) noise: Shared<f32>,
+    /// Blocks that wait for their part of the sums: [warps, [`WORDS`](waiting::WORDS)].
+    pub(super) waiting: Shared<f32>,
     pub(super) last: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
@@ -67,7 +68,7 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
     let chains = plan.array(4);
     let promoted = plan.array(3);
     let gathered = plan.array(warps(D as u32) * Gathered::EIGHT);
-    let noise = plan.array(warps(D as u32) * 32 * Parked::WORDS);
+    let waiting = plan.array(warps(D as u32) * waiting::WORDS);
     let last = plan.array(1);
     CarriedLayout {
         pass,
@@ -79,7 +80,7 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
         chains,
         promoted,
         gathered,
-        noise,
+        waiting,
         last,
         bytes: plan.bytes(),
     }
@@ -90,5 +91,5 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
 const _: () = assert!(stages::<LeanCertified>(64) > 1 && stages::<LeanCertified>(128) > 1);
 const _: () = assert!(KeyTile::<64>::WORDS <= Tile::<f16, 64>::WORDS);
 const _: () = assert!(KeyTile::<128>::WORDS <= Tile::<f16, 128>::WORDS);
-const _: () = assert!(carried_layout::<64, LeanCertified>().bytes == 98_260);
-const _: () = assert!(carried_layout::<128, LeanCertified>().bytes == 97_492);
+const _: () = assert!(carried_layout::<64, LeanCertified>().bytes == 101_332);
+const _: () = assert!(carried_layout::<128, LeanCertified>().bytes == 100_564);

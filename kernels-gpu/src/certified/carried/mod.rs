@@ -49,6 +49,7 @@ mod layout;
 pub mod likely;
 mod list;
 mod promoted;
+pub mod waiting;
 
 use super::admit::{Found, Scratch};
 use super::layout::{Annotation, Layout, TileLayout};
@@ -56,7 +57,7 @@ use super::marking::{Entry, ListHead};
 use super::pass::{Record, StepShape, Tiles, pass_share, stages};
 use super::policy::{Certificate, Thresholds};
 use super::promote::{largest_norms, original_scores};
-use super::query::{self, LOG2_E, Query};
+use super::query::{LOG2_E, Query};
 use super::tile::Tile;
 use crate::attention::{
     BLOCK_TOKENS, Glance, GridPlace, Half, KeyTile, Pace, PartialRow, ROWS, Running, ValueTile, Values,
@@ -68,14 +69,15 @@ use core::cell::Cell;
 use core::marker::PhantomData;
 use exact::ExactRow;
 use finish::Finish;
-use gather::{Bounds, Gather, Moments, Noisy, Parked, of_row};
+use gather::Moments;
+use glam::UVec4;
 use half::{bf16, f16};
 pub use layout::{CarriedLayout, carried_layout};
-use likely::Noise;
 use list::{List, Listed, Lookup};
 pub use promoted::{Promoted, Turn, first_recent, mode};
 use simt::warp::FULL_MASK;
-use simt::{Global, GlobalMut, Shared, async_copy, bits, kernel, thread, unroll, warp};
+use simt::{Global, GlobalMut, async_copy, bits, kernel, thread, unroll, warp};
+use waiting::{Visited, Waiting};
 
 /// A step of attention by a list from an earlier step: output, LSE, certificate, and which rows want the
 /// dense rung.
@@ -204,7 +206,6 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         return;
     }
     let to_log2 = query.scale * LOG2_E;
-    let by_chance = thresholds.log_odds > 0.0;
     let noting = mode & (mode::RENEWS | mode::FOLLOWED) != 0;
     let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
 
@@ -243,10 +244,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         length,
     };
     let mut running = Running::new();
-    let mut gather = Gather::new();
-    if by_chance {
-        Noisy::default().store(layout.noise, warp, lane);
-    }
+    let mut waiting = Waiting::new(layout.waiting, warp, running.reference);
     walk(&ring, first + warp, ahead, |block, stage| {
         if ring.skipped.get() >> stage & 1 != 0 {
             return;
@@ -259,40 +257,20 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         unroll!(for s in 0..(D / 64), at_most 2 {
             operands[s] = Values::<D>::operands(values, s as u32, lane);
         });
-        let (products, x) = tile.products(&query, lane);
+        let (products, sums) = tile.products_and_sums(&query, certify, lane);
         let scores = products.map(|pair| pair.map(|s| s * to_log2));
-        let before = running.reference;
         let (p, sum) = running.weigh::<D>(scores);
-        // Before the multiplications, and by every lane, so that it hides behind them.
         if certify {
-            let annotation = ring.tiles.annotation(stage);
-            let mass = of_row(sum);
-            let delta = query::delta::<f16, D>(&query, x, annotation);
-            gather.rescale(before, running.reference);
-            gather.add(mass, Bounds::of(annotation, Some(delta), true), lane);
-            if by_chance {
-                let moments = Moments::of_row(p, annotation.sizes_of_lane(lane & 3), lane);
-                let (lane, warp) =
-                    (bits::renewed(warp::lane_id()), bits::renewed(thread::thread_idx_x()) / 32);
-                Parked { mass, moments, delta }.store(layout.noise, warp, lane);
-                rescale_noise(layout.noise, before, running.reference, warp, lane);
-            }
-            if notes.writes {
-                notes.store(block, Record::new(mass, running.reference, delta, annotation));
-            }
+            let (bounds, sizes) = ring.tiles.annotation_of_lane(stage, lane);
+            let reference = running.reference;
+            let visited =
+                Visited { index: block, exact: [false; 2], trailing: false, sums, reference, bounds };
+            waiting.leave(sum, Moments::of_weights(p, sizes), visited, lane);
         }
         running.accumulate_operands::<f16, D>(p, operands);
         // Behind the multiplications, whose operands take the registers.
-        if by_chance {
-            let stage = bits::renewed(stage);
-            let (lane, warp) = (bits::renewed(warp::lane_id()), bits::renewed(thread::thread_idx_x()) / 32);
-            let annotation = ring.tiles.annotation(stage);
-            let of_keys = ring.tiles.tile(stage).squares(&query, lane);
-            let Parked { mass, moments, delta } = Parked::load(layout.noise, warp, lane);
-            let noise = Noise::of_keys::<D>(&query, of_keys, delta, thresholds.deviations, annotation);
-            let mut noisy = Noisy::load(layout.noise, warp, lane);
-            noisy.add(mass, moments, Some(noise), Bounds::of(annotation, Some(delta), true), lane);
-            noisy.store(layout.noise, warp, lane);
+        if certify && waiting.is_full() {
+            waiting.add_up::<D>(&query, running.reference, thresholds, &notes, bits::renewed(lane));
         }
     });
     let done = ring.pace.done();
@@ -349,9 +327,10 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         if !(wants_keys && wants_values) {
             tile.copy(tiles, pair as usize * TileLayout::new(D as u32, Layout::Compact).bytes as usize, lane);
         }
+        if !trailing {
+            ring.tiles.copy_annotation(pair, 0);
+        }
         async_copy::commit();
-        let annotation =
-            if trailing { Annotation::NONE } else { Annotation::load(annotations, pair as usize) };
         async_copy::wait::<0>();
         warp::sync_warp(FULL_MASK);
         if wants_keys {
@@ -360,13 +339,10 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         if wants_values {
             found[1].bring(directory, pair, elements, lane, |at| value_tile.store(near, at, lane));
         }
-        let mut bound = None;
-        let mut scores = if wants_keys {
-            original_scores::<E, D>(&query, key_tile, lane)
+        let (mut scores, sums) = if wants_keys {
+            (original_scores::<E, D>(&query, key_tile, lane), [0.0; 2])
         } else {
-            let (products, x) = tile.products(&query, lane);
-            bound = Some(query::delta::<f16, D>(&query, x, annotation));
-            products
+            tile.products_and_sums(&query, true, lane)
         };
         unroll!(for j in 0..2 {
             unroll!(for i in 0..2 {
@@ -375,42 +351,32 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
                 scores[j][i] = if token < tokens { scaled } else { f32::NEG_INFINITY };
             });
         });
-        let before = running.reference;
         let (p, sum) = running.weigh::<D>(scores);
         if certify {
-            let mass = of_row(sum);
-            if by_chance {
-                let moments = Moments::of_row(p, annotation.sizes_of_lane(lane & 3), lane);
-                Parked { mass, moments, delta: bound.unwrap_or(0.0) }.store(layout.noise, warp, lane);
-                rescale_noise(layout.noise, before, running.reference, warp, lane);
-            }
-            gather.rescale(before, running.reference);
-            let mut of_block = Bounds::of(annotation, bound, !wants_values);
+            let (mut bounds, mut sizes) = (UVec4::ZERO, [0.0; 4]);
             if trailing {
-                [of_block.kappa, of_block.nu] = largest_norms::<E, D>(key_tile, value_tile, lane);
-            } else if notes.writes {
-                let delta = bound.unwrap_or(0.0);
-                notes.store(index, Record::new(mass, running.reference, delta, annotation));
+                let [kappa, nu] = largest_norms::<E, D>(key_tile, value_tile, lane);
+                if lane & 1 == 0 {
+                    bounds = bytemuck::cast([0.0, nu, kappa, 0.0]);
+                }
+            } else {
+                (bounds, sizes) = ring.tiles.annotation_of_lane(0, lane);
             }
-            gather.add(mass, of_block, lane);
+            let (exact, reference) = ([wants_keys, wants_values], running.reference);
+            let visited = Visited { index, exact, trailing, sums, reference, bounds };
+            waiting.leave(sum, Moments::of_weights(p, sizes), visited, lane);
         }
         if wants_values {
             running.accumulate_weights::<E, D>(p, value_tile, lane);
         } else {
             running.accumulate_weights::<f16, D>(p, tile.values(lane), lane);
         }
-        // The trailing block has nothing that was rounded.
-        if by_chance && !trailing {
-            let annotation = Annotation::load(annotations, bits::renewed(pair) as usize);
-            let Parked { mass, moments, delta } = Parked::load(layout.noise, warp, lane);
-            let noise = (!wants_keys).then(|| {
-                let of_keys = tile.squares(&query, lane);
-                Noise::of_keys::<D>(&query, of_keys, delta, thresholds.deviations, annotation)
-            });
-            let mut noisy = Noisy::load(layout.noise, warp, lane);
-            noisy.add(mass, moments, noise, Bounds::of(annotation, None, !wants_values), lane);
-            noisy.store(layout.noise, warp, lane);
+        if certify && waiting.is_full() {
+            waiting.add_up::<D>(&query, running.reference, thresholds, &notes, lane);
         }
+    }
+    if certify && waiting.any() {
+        waiting.add_up::<D>(&query, running.reference, thresholds, &notes, lane);
     }
 
     thread::sync_threads();
@@ -419,8 +385,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     if lane & 3 == 0 {
         pass.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
     }
-    let noisy = if by_chance { Noisy::load(layout.noise, warp, lane) } else { Noisy::default() };
-    gather.keep(noisy, layout.gathered, warp * ROWS + (lane >> 2), lane);
+    waiting.keep(layout.gathered, warp * ROWS + (lane >> 2), lane);
     thread::sync_threads();
 
     let floats = part_floats(D as u32);
@@ -461,16 +426,6 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     }
 }
 
-/// The reference of what a warp's lanes have for the bound that may fail has become another one.
-#[simt::device]
-fn rescale_noise(memory: Shared<f32>, before: f32, now: f32, warp: u32, lane: u32) {
-    if before != now {
-        let mut noisy = Noisy::load(memory, warp, lane);
-        noisy.rescale(before, now, lane);
-        noisy.store(memory, warp, lane);
-    }
-}
-
 /// Where blocks are noted.
 #[derive(Clone, Copy)]
 struct Notes {
@@ -484,11 +439,10 @@ struct Notes {
 }
 
 impl Notes {
+    /// Notes a block of the lane's row.
     #[simt::device]
     fn store(&self, block: u32, record: Record) {
-        if self.lane & 3 == 0 {
-            let at = self.first + block as usize * self.shape.group as usize + (self.lane >> 2) as usize;
-            self.records.store(at, record);
-        }
+        let at = self.first + block as usize * self.shape.group as usize + (self.lane >> 2) as usize;
+        self.records.store(at, record);
     }
 }
