@@ -14,7 +14,7 @@ const FIRST: u32 = 90;
 /// The array that `simt`'s handles are in.
 const ARRAY: &str = "simt_dynamic_shared";
 /// The register with its address.
-const BASE: &str = "%simt_shared_base";
+pub(crate) const BASE: &str = "%simt_shared_base";
 /// What wants addresses in uniform registers.
 const UNIFORM: [&str; 4] = ["wgmma.", "cp.async.bulk", "mbarrier.", "mapa."];
 

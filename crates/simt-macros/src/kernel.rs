@@ -45,6 +45,8 @@ enum Overlaps {
 /// The generic arguments of one instance.
 struct Instance {
     arguments: Vec<Argument>,
+    /// Its own `max_threads`.
+    max_threads: Option<LitInt>,
     span: Span,
 }
 
@@ -135,7 +137,11 @@ impl Parse for Instance {
         } else {
             vec![input.parse()?]
         };
-        Ok(Instance { arguments, span })
+        let max_threads = match input.parse::<Option<Token![=>]>>()? {
+            Some(_) => Some(input.parse()?),
+            None => None,
+        };
+        Ok(Instance { arguments, max_threads, span })
     }
 }
 
@@ -201,7 +207,7 @@ pub fn expand(options: TokenStream, item: TokenStream) -> syn::Result<TokenStrea
         }
     }
     let instances = match (options.instances, parameters.is_empty()) {
-        (None, true) => vec![Instance { arguments: Vec::new(), span: name.span() }],
+        (None, true) => vec![Instance { arguments: Vec::new(), max_threads: None, span: name.span() }],
         (Some(list), false) if !list.is_empty() => list,
         (_, true) => {
             return Err(Error::new(name.span(), "a kernel without generics has no `instances`"));

@@ -41,7 +41,8 @@ use proc_macro::TokenStream;
 /// Options:
 /// - `system = NAME`: prefix of the entry names, so that two systems may use the same function name.
 /// - `instances(…)`: the instances of a generic kernel; each a type or constant, or a tuple of them in the
-///   order of the generic parameters. `kernel::<…>()` of an instance that is not listed does not compile.
+///   order of the generic parameters. `kernel::<…>()` of an instance that is not listed does not compile. An
+///   instance may have its own `max_threads`: `instances((f32, 64) => 384, (f32, 128))`.
 /// - `args = PATH`: the kernel takes the `Args` of the kernel of that path, which has the same parameters:
 ///   for kernels that one launch chooses among. `PATH` starts with `crate`, or with a name that the kernel's
 ///   own module knows.

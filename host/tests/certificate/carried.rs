@@ -5,6 +5,7 @@ use super::Random;
 use half::f16;
 use kernels_gpu::attention::Chain;
 use kernels_gpu::attention::PartialRow;
+use kernels_gpu::certified::carried::carried_warps;
 use kernels_gpu::certified::carried::gather::{Bounds, Gathered, Moments, merge, weight};
 use kernels_gpu::certified::carried::judge::Judge;
 use kernels_gpu::certified::carried::likely::Noise;
@@ -15,7 +16,7 @@ use kernels_gpu::certified::{Certificate, Thresholds};
 use simt::Zeroable;
 
 const D: usize = 64;
-const WARPS: usize = 8;
+const WARPS: usize = carried_warps(D as u32) as usize;
 /// ln(4/δ).
 const LOG_ODDS: f32 = 22.2;
 /// δ_exp.
@@ -179,10 +180,10 @@ impl Row {
     /// (7) of four splits and four entries, eight warps a thread block.
     fn e_round(&self) -> f64 {
         let blocks = self.blocks.len() as f64;
-        // A warp's tiles of its split, and one entry; then eight warps and four splits are merged.
-        let chain =
-            (blocks / 4.0).ceil().div_euclid(8.0) + f64::from((blocks / 4.0).ceil() % 8.0 > 0.0) + 1.0;
-        let additions = chain + 2.0 * (4.0 + 8.0) + 8.0;
+        // A warp's tiles of its split, and one entry; then the warps and four splits are merged.
+        let warps = WARPS as f64;
+        let chain = ((blocks / 4.0).ceil() / warps).ceil() + 1.0;
+        let additions = chain + 2.0 * (4.0 + warps) + 8.0;
         let most = |of: &dyn Fn(&Block) -> f32| f64::from(self.blocks.iter().map(of).fold(0.0, f32::max));
         let nu = most(&|block| block.bounds.nu) + most(&|block| block.bounds.eta);
         let bracket = chain * 1.26 * 2f64.powi(-21)

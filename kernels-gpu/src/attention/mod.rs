@@ -34,8 +34,8 @@ pub use fragments::{KeyTile, Queries, ValueTile, Values, output_dimension, width
 pub use grid::GridPlace;
 pub use pace::{MAX_WARPS, Pace, tiles_of};
 pub use partial::{
-    Adding, MAX_PARTS, Merged, PartialRow, Parts, combine, combine_to_part, combined_rows, last_to_arrive,
-    part_floats, split_count,
+    Adding, MAX_PARTS, Merged, PartialRow, Parts, combine, combine_to_part, combine_to_part_of,
+    combined_rows, last_to_arrive, part_floats, split_count,
 };
 pub use ring::{Glance, Ring, fill, first_blocks, walk, walk_on};
 pub use softmax::{Lift, Running};

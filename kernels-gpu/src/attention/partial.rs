@@ -1,6 +1,6 @@
 //! Partial results and how they are put together, always in the same order.
 
-use super::{BLOCK_TOKENS, ROWS, threads, warps};
+use super::{BLOCK_TOKENS, ROWS, warps};
 use glam::Vec4;
 use simt::math::{exp2_nonpositive, fma, max};
 use simt::warp::{self, FULL_MASK};
@@ -87,38 +87,39 @@ impl Parts {
     }
 }
 
-/// Rows that [`combine`] wants: those of the warps, and the totals' references.
-pub const fn combined_rows(head_dim: u32) -> u32 {
-    (warps(head_dim) + 1) * ROWS
+const _: () = assert!(warps(128) == 8 && warps(256) == 4, "as `combine` has it");
+
+/// Rows that [`combine`] wants of so many warps: theirs, and the totals' references.
+pub const fn combined_rows(warps: u32) -> u32 {
+    (warps + 1) * ROWS
 }
 
-/// Adds up the warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension
+/// Adds up the `W` warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension
 /// of the eight rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie
 /// in shared memory; afterwards the references of `rows`, of which there are [`combined_rows`], are the
 /// warps' weights. All threads of the block call it.
 #[simt::device]
-pub fn combine<const D: usize>(
+pub fn combine_of<const D: usize, const W: usize>(
     rows: Shared<PartialRow>,
     outputs: Shared<f32>,
     mut done: impl FnMut(u32, u32, Merged),
 ) {
+    let warps = W as u32;
     let t = thread::thread_idx_x();
     let mut own = PartialRow::EMPTY;
     let mut reference = PartialRow::EMPTY.reference;
-    if t < warps(D as u32) * ROWS {
+    if t < warps * ROWS {
         own = rows.load(t);
-        unroll!(for w in 0..8 {
-            if (w as u32) < warps(D as u32) {
-                reference = max(reference, rows.load(w as u32 * ROWS + t % ROWS).reference);
-            }
+        unroll!(for w in 0..W, at_most 12 {
+            reference = max(reference, rows.load(w as u32 * ROWS + t % ROWS).reference);
         });
     }
     thread::sync_threads();
-    if t < warps(D as u32) * ROWS {
+    if t < warps * ROWS {
         let weight = exp2_nonpositive(own.reference - reference);
         rows.store(t, PartialRow { reference: weight, sum: own.sum });
         if t < ROWS {
-            rows.store(warps(D as u32) * ROWS + t, PartialRow { reference, sum: 0.0 });
+            rows.store(warps * ROWS + t, PartialRow { reference, sum: 0.0 });
         }
     }
     thread::sync_threads();
@@ -126,22 +127,45 @@ pub fn combine<const D: usize>(
     let mut item = t;
     while item < ROWS * quads {
         let (r, d) = (item / quads, 4 * (item % quads));
-        let mut merged = Merged { values: [0.0; 4], row: rows.load(warps(D as u32) * ROWS + r) };
-        unroll!(for w in 0..8 {
-            if (w as u32) < warps(D as u32) {
-                let PartialRow { reference: weight, sum } = rows.load(w as u32 * ROWS + r);
-                let x: Vec4 = outputs.load_vector((w as u32 * ROWS + r) * D as u32 + d);
-                merged.row.sum = fma(sum, weight, merged.row.sum);
-                let x = x.to_array();
-                merged.values = [0, 1, 2, 3].map(|i| fma(x[i], weight, merged.values[i]));
-            }
+        let mut merged = Merged { values: [0.0; 4], row: rows.load(warps * ROWS + r) };
+        unroll!(for w in 0..W, at_most 12 {
+            let PartialRow { reference: weight, sum } = rows.load(w as u32 * ROWS + r);
+            let x: Vec4 = outputs.load_vector((w as u32 * ROWS + r) * D as u32 + d);
+            merged.row.sum = fma(sum, weight, merged.row.sum);
+            let x = x.to_array();
+            merged.values = [0, 1, 2, 3].map(|i| fma(x[i], weight, merged.values[i]));
         });
         done(r, d, merged);
-        item += threads(D as u32);
+        item += 32 * warps;
     }
 }
 
-/// [`combine`], and what comes of it to the block's part: [`part_floats`] of `partials` from `part` on.
+/// The same of as many warps as [`warps`] says.
+#[simt::device]
+pub fn combine<const D: usize>(
+    rows: Shared<PartialRow>,
+    outputs: Shared<f32>,
+    done: impl FnMut(u32, u32, Merged),
+) {
+    if warps(D as u32) == 8 {
+        combine_of::<D, 8>(rows, outputs, done);
+    } else {
+        combine_of::<D, 4>(rows, outputs, done);
+    }
+}
+
+/// [`combine_of`], and what comes of it to the block's part: [`part_floats`] of `partials` from `part` on.
+#[simt::device]
+pub fn combine_to_part_of<const D: usize, const W: usize>(
+    rows: Shared<PartialRow>,
+    outputs: Shared<f32>,
+    partials: GlobalMut<f32>,
+    part: usize,
+) {
+    combine_of::<D, W>(rows, outputs, |r, d, merged| keep_part::<D>(partials, part, r, d, merged));
+}
+
+/// The same of as many warps as [`warps`] says.
 #[simt::device]
 pub fn combine_to_part<const D: usize>(
     rows: Shared<PartialRow>,
@@ -149,17 +173,20 @@ pub fn combine_to_part<const D: usize>(
     partials: GlobalMut<f32>,
     part: usize,
 ) {
-    combine::<D>(rows, outputs, |r, d, merged| {
-        partials.store_vector(part + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
-        if d == 0 {
-            partials.store_vector(part + (ROWS * D as u32 + 2 * r) as usize, merged.row);
-        }
-    });
+    combine::<D>(rows, outputs, |r, d, merged| keep_part::<D>(partials, part, r, d, merged));
+}
+
+#[inline(always)]
+fn keep_part<const D: usize>(partials: GlobalMut<f32>, part: usize, r: u32, d: u32, merged: Merged) {
+    partials.store_vector(part + (r * D as u32 + d) as usize, Vec4::from_array(merged.values));
+    if d == 0 {
+        partials.store_vector(part + (ROWS * D as u32 + 2 * r) as usize, merged.row);
+    }
 }
 
 /// Items of four dimensions of a row that are a thread's work.
-const fn items<const D: usize>() -> usize {
-    (ROWS * D as u32 / 4).div_ceil(threads(D as u32)) as usize
+const fn items<const D: usize>(warps: u32) -> usize {
+    (ROWS * D as u32 / 4).div_ceil(32 * warps) as usize
 }
 
 /// Shared memory in which parts are added up: the place of what is done with.
@@ -193,7 +220,7 @@ impl Adding {
         self.heads.load(part * ROWS + r).reference
     }
 
-    /// Adds up `parts` parts in their order, like [`combine`], for the first `rows` of the eight rows;
+    /// Adds up `parts` parts in their order, like [`combine_of`], for the first `rows` of the eight rows;
     /// `place` says where a part is in `partials`. Of copies that are under way at the beginning all have
     /// arrived at the end.
     ///
@@ -201,7 +228,7 @@ impl Adding {
     /// each makes a row's weights while the rest comes. All of it is run once a launch: what counts is how
     /// often somebody waits for the L2 cache.
     #[simt::device]
-    pub fn parts<const D: usize>(
+    pub fn parts_of<const D: usize, const W: usize>(
         self,
         parts: u32,
         rows: u32,
@@ -211,21 +238,22 @@ impl Adding {
     ) {
         let Adding { heads, values, at_once } = self;
         let (t, lane) = (thread::thread_idx_x(), warp::lane_id());
+        let threads = 32 * W as u32;
         // Two rows a copy.
         let mut i = t;
         while i < parts * (ROWS / 2) {
             let (part, pair) = (i / (ROWS / 2), i % (ROWS / 2));
             let from = place(part) + (ROWS * D as u32 + 4 * pair) as usize;
             heads.copy_async(2 * i, partials, from);
-            i += threads(D as u32);
+            i += threads;
         }
         async_copy::commit();
         let ask = |first: u32, end: u32| {
             let mut part = first;
             while part < end {
                 let from = place(part);
-                unroll!(for k in 0..(items::<D>()), at_most 4 {
-                    let item = t + k as u32 * threads(D as u32);
+                unroll!(for k in 0..(items::<D>(W as u32)), at_most 4 {
+                    let item = t + k as u32 * threads;
                     if item < rows * (D as u32 / 4) {
                         let to = (part - first) * ROWS * D as u32 + 4 * item;
                         values.copy_async(to, partials, from + 4 * item as usize);
@@ -243,14 +271,14 @@ impl Adding {
         let mut r = t / 32;
         while r < rows {
             self.weights(parts, r, lane);
-            r += warps(D as u32);
+            r += W as u32;
         }
         let mut sums = [[0f32; 4]; 4];
         loop {
             async_copy::wait::<0>();
             thread::sync_threads();
-            unroll!(for k in 0..(items::<D>()), at_most 4 {
-                let item = t + k as u32 * threads(D as u32);
+            unroll!(for k in 0..(items::<D>(W as u32)), at_most 4 {
+                let item = t + k as u32 * threads;
                 if item < rows * (D as u32 / 4) {
                     let r = item / (D as u32 / 4);
                     let mut part = first;
@@ -280,13 +308,30 @@ impl Adding {
             end = parts.min(first + at_once);
             ask(first, end);
         }
-        unroll!(for k in 0..(items::<D>()), at_most 4 {
-            let item = t + k as u32 * threads(D as u32);
+        unroll!(for k in 0..(items::<D>(W as u32)), at_most 4 {
+            let item = t + k as u32 * threads;
             if item < rows * (D as u32 / 4) {
                 let (r, d) = (item / (D as u32 / 4), 4 * (item % (D as u32 / 4)));
                 done(r, d, Merged { values: sums[k], row: heads.load(parts * ROWS + r) });
             }
         });
+    }
+
+    /// The same by as many warps as [`warps`] says.
+    #[simt::device]
+    pub fn parts<const D: usize>(
+        self,
+        parts: u32,
+        rows: u32,
+        partials: Global<f32>,
+        place: impl Fn(u32) -> usize,
+        done: impl FnMut(u32, u32, Merged),
+    ) {
+        if warps(D as u32) == 8 {
+            self.parts_of::<D, 8>(parts, rows, partials, place, done);
+        } else {
+            self.parts_of::<D, 4>(parts, rows, partials, place, done);
+        }
     }
 
     /// Turns a row's references into weights, and makes its total: a warp's work.

@@ -25,10 +25,10 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Adds up `parts` parts and writes `rows` rows of `output` from row `first_row` on; references, sums and
+    /// Adds up `parts` parts, by `W` warps, and writes `rows` rows of `output` from row `first_row` on; references, sums and
     /// squares go to shared memory. `place` says where a part is in `partials`.
     #[simt::device]
-    pub(super) fn output<const D: usize>(
+    pub(super) fn output<const D: usize, const W: usize>(
         self,
         parts: u32,
         [first_row, rows]: [u32; 2],
@@ -36,7 +36,7 @@ impl Ends {
         place: impl Fn(u32) -> usize,
         output: GlobalMut<f32>,
     ) {
-        self.adding.parts::<D>(parts, rows, partials, place, |r, d, merged| {
+        self.adding.parts_of::<D, W>(parts, rows, partials, place, |r, d, merged| {
             let Merged { values, row } = merged;
             let empty = row.sum == 0.0;
             let value = values.map(|x| if empty { 0.0 } else { x / row.sum });
@@ -121,7 +121,7 @@ impl Finish {
             (shape.first_partial(self.launch_row) + p) as usize * floats
         };
         let rows = [self.first_row, self.rows];
-        self.ends.output::<D>(splits + self.used, rows, self.partials, place, output);
+        self.ends.output::<D, 8>(splits + self.used, rows, self.partials, place, output);
     }
 
     /// Writes the rows' log-sums and certificates, and which of them want the dense rung: a warp's work. Four

@@ -1,5 +1,6 @@
 //! The certificate of one row: docs/certificate.md, evaluated where the row is finished.
 
+use super::carried::carried_warps;
 use super::pass::{MAX_REFERENCE, pass_share};
 use super::policy::{Certificate, Thresholds, reason, rung};
 use super::query::{LOG2_E_ABOVE, Query, Slack, delta_dense, delta_original};
@@ -26,9 +27,9 @@ impl Chain {
     pub fn of_carried<const D: usize>(length: u32, splits: u32, promoted: u32) -> Self {
         let blocks = length / BLOCK_TOKENS;
         let (a_split, used) = pass_share(blocks, splits);
-        let pass = a_split.div_ceil(warps(D as u32));
-        let rounds = bits::div_u32(promoted, used * warps(D as u32)) + 1;
-        Chain::new(pass + rounds, splits + warps(D as u32), length)
+        let pass = a_split.div_ceil(carried_warps(D as u32));
+        let rounds = bits::div_u32(promoted, used * carried_warps(D as u32)) + 1;
+        Chain::new(pass + rounds, splits + carried_warps(D as u32), length)
     }
 }
 

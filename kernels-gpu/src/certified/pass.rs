@@ -163,6 +163,15 @@ impl Record {
 pub trait Rings {
     /// Whether they have fewer stages, so that a block of the kernel fits 99 KiB.
     const LEAN: bool;
+    /// Whether a block has twelve warps at head_dim 64. A warp waits for what it has just begun most of the time,
+    /// and a third one on a scheduler has something to do then. At head_dim 128 registers are for eight.
+    const TWELVE: bool;
+}
+
+/// Warps of a block of a kernel.
+#[inline(always)]
+pub const fn warps_of<R: Rings>(head_dim: u32) -> u32 {
+    if R::TWELVE && head_dim <= 64 { 12 } else { warps(head_dim) }
 }
 
 /// Rings of as many stages as are any use.
@@ -170,13 +179,14 @@ pub struct Whole;
 
 impl Rings for Whole {
     const LEAN: bool = false;
+    const TWELVE: bool = false;
 }
 
 /// Stages of a warp's ring.
 pub const fn stages<R: Rings>(head_dim: u32) -> u32 {
     match (head_dim <= 64, R::LEAN) {
         (true, false) => 5,
-        (true, true) => 4,
+        (true, true) => 2,
         (false, false) => 3,
         (false, true) => 2,
     }
@@ -210,12 +220,13 @@ pub(super) const fn pass_layout_in<M: KeyMetadata, const D: usize, R: Rings>(
     least: u32,
 ) -> PassLayout {
     let stages = stages::<R>(D as u32);
-    let words = warps(D as u32) * stages * Tile::<M, D>::WORDS;
+    let warps = warps_of::<R>(D as u32);
+    let words = warps * stages * Tile::<M, D>::WORDS;
     let ring = plan.array(if words < least { least } else { words });
     let mut over = SharedPlan::new();
-    let outputs = over.array(warps(D as u32) * ROWS * D as u32);
-    let annotations = plan.array(warps(D as u32) * stages * VECTORS);
-    let rows = plan.array(combined_rows(D as u32));
+    let outputs = over.array(warps * ROWS * D as u32);
+    let annotations = plan.array(warps * stages * VECTORS);
+    let rows = plan.array(combined_rows(warps));
     PassLayout { ring, outputs, annotations, rows, bytes: plan.bytes() }
 }
 
@@ -412,7 +423,7 @@ impl<M: KeyMetadata, const D: usize, R: Rings> Tiles<M, D, R> {
 
 impl<M: KeyMetadata, const D: usize, R: Rings> Ring for Tiles<M, D, R> {
     const STAGES: u32 = stages::<R>(D as u32);
-    const STRIDE: u32 = warps(D as u32);
+    const STRIDE: u32 = warps_of::<R>(D as u32);
     const LOOKS_AHEAD: bool = true;
 
     #[inline(always)]

@@ -77,7 +77,7 @@ pub const fn promote_layout<M: KeyMetadata, const D: usize>() -> PromoteLayout {
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let adding = Adding::over::<D>(&mut SharedPlan::new(), 2 * MAX_PARTS, plan.bytes());
     let starts = plan.array(STARTS);
-    let rows = plan.array(combined_rows(D as u32));
+    let rows = plan.array(combined_rows(warps(D as u32)));
     let squares = plan.array(ROWS * 32);
     let totals = plan.array(ROWS);
     let last = plan.array(1);

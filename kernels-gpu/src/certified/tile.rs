@@ -185,7 +185,11 @@ impl<const D: usize> Tile<f16, D> {
             unroll!(for i in 0..4 {
                 let pair = 8 * s + 2 * i;
                 let (q0, q1) = (query.pairs[pair], query.pairs[pair + 1]);
-                let a = [q0, half2::abs_f16x2(q0), q1, half2::abs_f16x2(q1)];
+                // Made anew where twelve warps share the registers.
+                let magnitudes = [q0, q1].map(|q| {
+                    half2::abs_f16x2(if squared && D == 64 { bits::renewed(q) } else { q })
+                });
+                let a = [q0, magnitudes[0], q1, magnitudes[1]];
                 z = mma_f16(a, [column[2 * i], column[2 * i + 1]], z);
                 let (x0, r0) = query.times(pair, scales[2 * i]);
                 let (x1, r1) = query.times(pair + 1, scales[2 * i + 1]);

@@ -158,7 +158,7 @@ pub const fn layout<const D: usize, const K: u32, const V: u32, const PARTED: bo
     let mut over = SharedPlan::new();
     let outputs = over.array(of_outputs);
     let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
-    let rows = plan.array(combined_rows(D as u32));
+    let rows = plan.array(combined_rows(warps(D as u32)));
     let queries = Rows::place::<D>(&mut plan, PARTED);
     let finished = plan.array(ROWS * D as u32);
     let totals = plan.array(ROWS);

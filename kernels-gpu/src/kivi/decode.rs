@@ -79,7 +79,7 @@ pub const fn layout<const D: usize, const K: u32, const V: u32>() -> SharedLayou
     // The results take the rings' place.
     let outputs = SharedPlan::new().array(of_outputs);
     let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
-    let rows = plan.array(combined_rows(D as u32));
+    let rows = plan.array(combined_rows(warps(D as u32)));
     let queries = Rows::place::<D>(&mut plan);
     let last = plan.array(1);
     SharedLayout { ring, outputs, adding, rows, queries, last, bytes: plan.bytes() }

@@ -46,7 +46,7 @@ pub const fn layout<const D: usize, const K: u32, const V: u32>() -> Layout<K, V
     let queries = plan.array(ROWS * D as u32);
     let integers = plan.array(2 * ROWS * D as u32);
     let largest = plan.array(ROWS);
-    let rows = plan.array(combined_rows(D as u32));
+    let rows = plan.array(combined_rows(warps(D as u32)));
     let last = plan.array(1);
     Layout {
         key_book,

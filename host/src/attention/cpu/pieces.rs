@@ -24,7 +24,10 @@ impl Pieces {
         let count = match thread_blocks {
             _ if threads == 1 => 1,
             many if many >= 4 * threads => 1,
-            few => (2 * threads).div_ceil(few.max(1)).next_power_of_two().min(warps),
+            few => {
+                let wanted = (2 * threads).div_ceil(few.max(1)).min(warps);
+                (wanted..warps).find(|count| warps.is_multiple_of(*count)).unwrap_or(warps)
+            }
         };
         Pieces { count, warps }
     }

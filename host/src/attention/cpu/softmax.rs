@@ -127,7 +127,7 @@ pub(crate) fn rescale(outputs: &mut [[[Floats; 2]; MAX_ROWS]], r: usize, factor:
 }
 
 /// Warps of a thread block at most.
-pub(crate) const MAX_WARPS: usize = 8;
+pub(crate) const MAX_WARPS: usize = 12;
 
 /// What a warp has come to.
 #[derive(Clone)]

@@ -42,6 +42,7 @@ use crate::attention::dense;
 use choose::Chosen;
 use gather::Gather;
 use kernels_gpu::attention::{part_floats, warps};
+use kernels_gpu::certified::carried::carried_warps;
 use kernels_gpu::certified::layout::TileLayout;
 use kernels_gpu::certified::parts::weighing_blocks;
 use kernels_gpu::certified::{StepShape, Thresholds};
@@ -329,7 +330,8 @@ impl Step {
         let mut shares = self.shares(view, D, lists, output, lse, certificates);
         let most = shares.iter().map(|share| share.blocks).max().unwrap_or(0);
         let tiles = shares.iter().map(|share| share.blocks + 1).sum();
-        let mut pieces = Pieces::of(shares.len() * shape.splits as usize, warps(D as u32) as usize);
+        let warps = if carries { carried_warps(D as u32) } else { warps(D as u32) };
+        let mut pieces = Pieces::of(shares.len() * shape.splits as usize, warps as usize);
         if tiles <= TILES_ALONE {
             pieces.count = 1;
         }

@@ -77,7 +77,7 @@ pub(crate) const fn lay_out<const D: usize>(plan: &mut SharedPlan, stages: u32) 
     let mut over = SharedPlan::new();
     let outputs = over.array(warps(D as u32) * ROWS * D as u32);
     let adding = Adding::over::<D>(&mut SharedPlan::new(), MAX_PARTS, plan.bytes());
-    let rows = plan.array(combined_rows(D as u32));
+    let rows = plan.array(combined_rows(warps(D as u32)));
     let queries = plan.array(Queries::shared_words::<D>());
     let last = plan.array(1);
     Layout { ring, ring_words, outputs, adding, rows, queries, last, bytes: plan.bytes() }

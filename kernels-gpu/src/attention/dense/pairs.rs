@@ -145,15 +145,15 @@ struct Results {
 const fn results<const D: usize>() -> [Results; 2] {
     let mut over = SharedPlan::new();
     let outputs = warps(D as u32) * ROWS * D as u32;
-    let first = Results { outputs: over.array(outputs), rows: over.array(combined_rows(D as u32)) };
-    let second = Results { outputs: over.array(outputs), rows: over.array(combined_rows(D as u32)) };
+    let first = Results { outputs: over.array(outputs), rows: over.array(combined_rows(warps(D as u32))) };
+    let second = Results { outputs: over.array(outputs), rows: over.array(combined_rows(warps(D as u32))) };
     [first, second]
 }
 
 /// They fit there.
 const fn fits<const D: usize>() -> bool {
-    let of_group =
-        warps(D as u32) * ROWS * D as u32 * 4 + combined_rows(D as u32) * size_of::<PartialRow>() as u32;
+    let of_group = warps(D as u32) * ROWS * D as u32 * 4
+        + combined_rows(warps(D as u32)) * size_of::<PartialRow>() as u32;
     2 * of_group <= warps(D as u32) * layout::<D>().ring_words * 4
 }
 

@@ -1,7 +1,8 @@
 //! What a launch asks for while the one ahead of it still runs.
 
+use super::claim::carried_warps;
 use super::{StepShape, Tile, pass_share};
-use crate::attention::{BLOCK_TOKENS, Glance, GridPlace, warps};
+use crate::attention::{BLOCK_TOKENS, Glance, GridPlace};
 use half::f16;
 use simt::{Global, thread, warp};
 
@@ -17,7 +18,7 @@ pub(super) fn look_ahead<const D: usize>(tiles: Global<u32>, glance: Glance, sha
     let blocks = glance.length(sequence) / BLOCK_TOKENS;
     let (a_split, _) = pass_share(blocks, shape.splits);
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
-    let at = warp + warps(D as u32) * lane;
+    let at = warp + carried_warps(D as u32) * lane;
     let tile = split * a_split + at;
     let (block, exists) = glance.block(sequence, tile);
     let wanted = exists & (lane < AHEAD) & (at < a_split) & (tile < blocks);

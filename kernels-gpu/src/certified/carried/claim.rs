@@ -1,6 +1,6 @@
 //! What `carry` says of its output.
 
-use super::super::pass::Rings;
+use super::super::pass::{Rings, warps_of};
 use super::super::policy::Thresholds;
 
 /// Whether a pass certifies what it returns. One that does not has machine code of its own, without lists and
@@ -51,16 +51,28 @@ impl Claim for LeanCertified {
 
 impl Rings for Bare {
     const LEAN: bool = false;
+    const TWELVE: bool = true;
 }
 
 impl Rings for Certified {
     const LEAN: bool = false;
+    const TWELVE: bool = true;
 }
 
 impl Rings for LeanBare {
     const LEAN: bool = true;
+    const TWELVE: bool = true;
 }
 
 impl Rings for LeanCertified {
     const LEAN: bool = true;
+    const TWELVE: bool = true;
 }
+
+/// Warps of a block of [`carry`](fn@super::carry).
+#[inline(always)]
+pub const fn carried_warps(head_dim: u32) -> u32 {
+    warps_of::<Certified>(head_dim)
+}
+
+const _: () = assert!(carried_warps(64) == warps_of::<LeanBare>(64), "the same bits");

@@ -10,8 +10,9 @@ use super::super::policy::{Certificate, reason, rung};
 use super::super::promote::largest_norms;
 use super::super::query::Query;
 use super::CarriedLayout;
+use super::claim::carried_warps;
 use super::gather::Gathered;
-use crate::attention::{BLOCK_TOKENS, Chain, Half, KeyTile, ROWS, ValueTile, last_to_arrive, warps};
+use crate::attention::{BLOCK_TOKENS, Chain, Half, KeyTile, ROWS, ValueTile, last_to_arrive};
 use simt::math::max;
 use simt::warp::{self, FULL_MASK, warp_reduce_max_u32};
 use simt::{Global, GlobalMut, Zeroable, async_copy, thread, unroll};
@@ -172,4 +173,4 @@ fn of_warp(x: f32) -> f32 {
 }
 
 // As many floats as there are warps, twice, fit where warps leave what they gather.
-const _: () = assert!(2 <= Gathered::EIGHT && ROWS == 8 && warps(64) <= 8 && warps(128) <= 8);
+const _: () = assert!(2 <= Gathered::EIGHT && ROWS == 8 && carried_warps(64) <= 32);

@@ -5,11 +5,12 @@ use super::super::finish::{store_dense_rows, store_lse};
 use super::super::pass::StepShape;
 use super::super::policy::{Certificate, Thresholds, reason, rung};
 use super::super::query::Query;
+use super::claim::carried_warps;
 use super::gather::{Gathered, merge};
 use super::judge::Judge;
 use super::layout::{CarriedLayout, SPLITS_AT_HAND};
 use crate::attention::Chain;
-use crate::attention::{Half, ROWS, part_floats, warps};
+use crate::attention::{Half, ROWS, part_floats};
 use glam::UVec4;
 use simt::warp::{FULL_MASK, warp_vote_any};
 use simt::{Global, GlobalMut, Zeroable, async_copy, thread};
@@ -41,7 +42,7 @@ impl Finish {
             let (r, word) = (t / Gathered::WORDS, t % Gathered::WORDS);
             let weight = |w: u32| self.layout.pass.rows.load(w * ROWS + r).reference;
             let of_warp = |w: u32| self.layout.gathered.load(w * Gathered::EIGHT + t);
-            let merged = merge(word, warps(D as u32), of_warp, weight);
+            let merged = merge(word, carried_warps(D as u32), of_warp, weight);
             gathered.store((self.first_split() + split * Gathered::EIGHT + t) as usize, merged);
         }
     }
@@ -69,7 +70,12 @@ impl Finish {
     pub(super) fn output<const D: usize>(&self, partials: Global<f32>, output: GlobalMut<f32>) {
         let first = self.shape.first_partial(self.launch_row);
         let place = |p: u32| (first + p) as usize * part_floats(D as u32);
-        self.layout.ends.output::<D>(self.used, [self.first_row, self.rows], partials, place, output);
+        let (ends, rows) = (self.layout.ends, [self.first_row, self.rows]);
+        if carried_warps(D as u32) == 12 {
+            ends.output::<D, 12>(self.used, rows, partials, place, output);
+        } else {
+            ends.output::<D, 8>(self.used, rows, partials, place, output);
+        }
     }
 
     /// Adds up what the splits have gathered, with the weights that [`output`](Self::output) has left.

@@ -1,10 +1,11 @@
 //! The shared memory of [`carry`](fn@super::carry).
 
 use super::LeanCertified;
+use super::claim::carried_warps;
 use super::gather::Gathered;
 use super::list::Lookup;
 use super::waiting;
-use crate::attention::{Adding, KeyTile, MAX_PARTS, ROWS, warps};
+use crate::attention::{Adding, KeyTile, MAX_PARTS, ROWS};
 use crate::certified::finish::Ends;
 use crate::certified::lists::STARTS;
 use crate::certified::parts::MAX_BLOCKS;
@@ -64,11 +65,11 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
     let ends = Ends { adding, squares, totals };
     let starts = plan.array(STARTS);
     let listed = plan.array(MAX_BLOCKS / 32);
-    let ahead = plan.array(warps(D as u32) * Lookup::WORDS);
+    let ahead = plan.array(carried_warps(D as u32) * Lookup::WORDS);
     let chains = plan.array(4);
     let promoted = plan.array(3);
-    let gathered = plan.array(warps(D as u32) * Gathered::EIGHT);
-    let waiting = plan.array(warps(D as u32) * waiting::WORDS);
+    let gathered = plan.array(carried_warps(D as u32) * Gathered::EIGHT);
+    let waiting = plan.array(carried_warps(D as u32) * waiting::WORDS);
     let last = plan.array(1);
     CarriedLayout {
         pass,
@@ -91,5 +92,5 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
 const _: () = assert!(stages::<LeanCertified>(64) > 1 && stages::<LeanCertified>(128) > 1);
 const _: () = assert!(KeyTile::<64>::WORDS <= Tile::<f16, 64>::WORDS);
 const _: () = assert!(KeyTile::<128>::WORDS <= Tile::<f16, 128>::WORDS);
-const _: () = assert!(carried_layout::<64, LeanCertified>().bytes == 101_332);
-const _: () = assert!(carried_layout::<128, LeanCertified>().bytes == 100_564);
+const _: () = assert!(carried_layout::<64, LeanCertified>().bytes <= 99 << 10);
+const _: () = assert!(carried_layout::<128, LeanCertified>().bytes <= 99 << 10);

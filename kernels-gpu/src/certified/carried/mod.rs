@@ -23,7 +23,7 @@
 //! written, for the next list.
 //!
 //! # Work split
-//! Grid (splits, kv_heads · row groups, sequences), eight warps with a ring of tiles each; then entries of
+//! Grid (splits, kv_heads · row groups, sequences), a block of eight warps, twelve at head_dim 64, with a ring of tiles each; then entries of
 //! the list go round all warps of a row of blocks, the trailing block last. The block of a row that arrives
 //! last adds the splits up.
 //!
@@ -61,10 +61,10 @@ use super::query::{LOG2_E, Query};
 use super::tile::Tile;
 use crate::attention::{
     BLOCK_TOKENS, Glance, GridPlace, Half, KeyTile, Pace, PartialRow, ROWS, Running, ValueTile, Values,
-    combine_to_part, first_blocks, last_to_arrive, part_floats, tiles_of, walk, warps,
+    combine_to_part, combine_to_part_of, first_blocks, last_to_arrive, part_floats, tiles_of, walk,
 };
 use ahead::look_ahead;
-pub use claim::{Bare, Certified, Claim, LeanBare, LeanCertified};
+pub use claim::{Bare, Certified, Claim, LeanBare, LeanCertified, carried_warps};
 use core::cell::Cell;
 use core::marker::PhantomData;
 use exact::ExactRow;
@@ -88,11 +88,12 @@ use waiting::{Visited, Waiting};
 #[kernel(
     system = certified,
     instances(
-        (f16, 64, Bare), (f16, 128, Bare), (bf16, 64, Bare), (bf16, 128, Bare),
-        (f16, 64, Certified), (f16, 128, Certified), (bf16, 64, Certified), (bf16, 128, Certified),
-        (f16, 64, LeanBare), (f16, 128, LeanBare), (bf16, 64, LeanBare), (bf16, 128, LeanBare),
-        (f16, 64, LeanCertified), (f16, 128, LeanCertified),
-        (bf16, 64, LeanCertified), (bf16, 128, LeanCertified)
+        (f16, 64, Bare) => 384, (f16, 128, Bare), (bf16, 64, Bare) => 384, (bf16, 128, Bare),
+        (f16, 64, Certified) => 384, (f16, 128, Certified),
+        (bf16, 64, Certified) => 384, (bf16, 128, Certified),
+        (f16, 64, LeanBare) => 384, (f16, 128, LeanBare), (bf16, 64, LeanBare) => 384, (bf16, 128, LeanBare),
+        (f16, 64, LeanCertified) => 384, (f16, 128, LeanCertified),
+        (bf16, 64, LeanCertified) => 384, (bf16, 128, LeanCertified)
     ),
     max_threads = 256,
     min_blocks = 1,
@@ -207,7 +208,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     }
     let to_log2 = query.scale * LOG2_E;
     let noting = mode & (mode::RENEWS | mode::FOLLOWED) != 0;
-    let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present, lane };
+    let notes = Notes { records, shape, first: shape.record(first_row, 0), writes: noting && present };
 
     let pass = layout.pass;
     let list = List {
@@ -229,7 +230,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         blocks,
         recent,
         // The warp's place among those of all splits.
-        place: split * warps(D as u32) + warp,
+        place: split * carried_warps(D as u32) + warp,
         lane,
         warp,
     };
@@ -244,7 +245,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         length,
     };
     let mut running = Running::new();
-    let mut waiting = Waiting::new(layout.waiting, warp, running.reference);
+    let mut waiting = Waiting::new(layout.gathered, layout.waiting, running.reference);
     walk(&ring, first + warp, ahead, |block, stage| {
         if ring.skipped.get() >> stage & 1 != 0 {
             return;
@@ -270,7 +271,8 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         running.accumulate_operands::<f16, D>(p, operands);
         // Behind the multiplications, whose operands take the registers.
         if certify && waiting.is_full() {
-            waiting.add_up::<D>(&query, running.reference, thresholds, &notes, bits::renewed(lane));
+            let lane = bits::renewed(warp::lane_id());
+            waiting.add_up::<D>(&query, running.reference, thresholds, &notes, lane);
         }
     });
     let done = ring.pace.done();
@@ -291,7 +293,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         } else {
             list.look(e)
         };
-        e += used * warps(D as u32);
+        e += used * carried_warps(D as u32);
         let Lookup { entry, block, found } = look;
         // Of a sequence that was longer.
         if !trailing && entry.index >= blocks {
@@ -385,12 +387,15 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     if lane & 3 == 0 {
         pass.rows.store(warp * ROWS + (lane >> 2), PartialRow { reference: running.reference, sum });
     }
-    waiting.keep(layout.gathered, warp * ROWS + (lane >> 2), lane);
     thread::sync_threads();
 
     let floats = part_floats(D as u32);
     let base = (shape.first_partial(launch_row) + split) as usize * floats;
-    combine_to_part::<D>(pass.rows, pass.outputs, partials, base);
+    if carried_warps(D as u32) == 12 {
+        combine_to_part_of::<D, 12>(pass.rows, pass.outputs, partials, base);
+    } else {
+        combine_to_part::<D>(pass.rows, pass.outputs, partials, base);
+    }
     let finish = Finish {
         layout,
         launch_row,
@@ -435,14 +440,13 @@ struct Notes {
     first: usize,
     /// Whether this lane's row is noted.
     writes: bool,
-    lane: u32,
 }
 
 impl Notes {
     /// Notes a block of the lane's row.
     #[simt::device]
-    fn store(&self, block: u32, record: Record) {
-        let at = self.first + block as usize * self.shape.group as usize + (self.lane >> 2) as usize;
+    fn store(&self, block: u32, lane: u32, record: Record) {
+        let at = self.first + block as usize * self.shape.group as usize + (lane >> 2) as usize;
         self.records.store(at, record);
     }
 }

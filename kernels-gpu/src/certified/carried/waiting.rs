@@ -16,8 +16,8 @@ use crate::attention::ROWS;
 use glam::{UVec4, Vec4};
 use half::f16;
 use simt::math::{exp2_nonpositive, fma, max};
-use simt::warp::{FULL_MASK, sync_warp, warp_shuffle_xor};
-use simt::{Shared, unroll};
+use simt::warp::{self, FULL_MASK, sync_warp, warp_shuffle_xor};
+use simt::{Shared, bits, thread, unroll};
 
 /// Blocks that wait at the most.
 pub const WAITING: u32 = 4;
@@ -28,8 +28,10 @@ const SCORES: u32 = WAITING * BLOCK;
 const ANNOTATIONS: u32 = 2 * SCORES;
 /// Words of an annotation but for the sizes.
 const BOUNDS: u32 = 8;
+/// Behind them what the rows' sums are relative to.
+const REFERENCES: u32 = ANNOTATIONS + WAITING * BOUNDS;
 /// Words of a warp.
-pub const WORDS: u32 = ANNOTATIONS + WAITING * BOUNDS;
+pub const WORDS: u32 = REFERENCES + ROWS;
 
 /// Beside a block's place in the sequence: its keys, its values are the originals; it is not full, and nobody
 /// notes it.
@@ -54,24 +56,29 @@ pub(super) struct Visited {
     pub(super) bounds: UVec4,
 }
 
-/// A lane's five words of [`Gathered`].
+/// What a warp has gathered, and the blocks that wait.
 #[derive(Clone, Copy)]
 pub(super) struct Waiting {
-    words: [f32; 5],
-    /// What they are relative to.
-    reference: f32,
+    /// [`Gathered`] of the rows, [warps, 8, 20]: a lane has five words after each other.
+    gathered: Shared<f32>,
     /// How many blocks wait.
     count: u32,
     memory: Shared<f32>,
-    /// The warp's first word of it.
-    start: u32,
 }
 
 impl Waiting {
     /// No block. `memory` [warps, [`WORDS`]].
-    #[inline(always)]
-    pub(super) fn new(memory: Shared<f32>, warp: u32, reference: f32) -> Self {
-        Waiting { words: [0.0; 5], reference, count: 0, memory, start: warp * WORDS }
+    #[simt::device]
+    pub(super) fn new(gathered: Shared<f32>, memory: Shared<f32>, reference: f32) -> Self {
+        let first = Gathered::OF_LANE * thread::thread_idx_x();
+        unroll!(for i in 0..5 {
+            gathered.store(first + i as u32, 0.0);
+        });
+        let (row, q) = (warp::lane_id() >> 2, warp::lane_id() & 3);
+        if q == 0 {
+            memory.store(first_word() + REFERENCES + row, reference);
+        }
+        Waiting { gathered, count: 0, memory }
     }
 
     /// Whether there is no room for another one.
@@ -90,7 +97,7 @@ impl Waiting {
     /// meet in no bank.
     #[inline(always)]
     fn place(&self, part: u32, i: u32, row: u32) -> u32 {
-        self.start + part + BLOCK * i + 4 * (row ^ (2 * i))
+        first_word() + part + BLOCK * i + 4 * (row ^ (2 * i))
     }
 
     /// Leaves a block: `sum` and `own` are what the lane's four weights add to [`Moments`].
@@ -119,7 +126,7 @@ impl Waiting {
         self.memory.store(self.place(0, self.count, row) + q, moment);
         self.memory.store(self.place(SCORES, self.count, row) + q, known);
         if lane < 2 {
-            let at = self.start + ANNOTATIONS + BOUNDS * self.count + 4 * lane;
+            let at = first_word() + ANNOTATIONS + BOUNDS * self.count + 4 * lane;
             self.memory.store_vector(at, of.bounds);
         }
         self.count += 1;
@@ -142,7 +149,7 @@ impl Waiting {
             let moments: Vec4 = self.memory.load_vector(self.place(0, q, row));
             let [x, of_keys, before, place] =
                 self.memory.load_vector::<Vec4>(self.place(SCORES, q, row)).to_array();
-            let first = self.start + ANNOTATIONS + BOUNDS * q;
+            let first = first_word() + ANNOTATIONS + BOUNDS * q;
             let words: [UVec4; 2] = [0, 4].map(|at| self.memory.load_vector(first + at));
             let annotation: Annotation = bytemuck::cast([words[0], words[1], UVec4::ZERO]);
             let moments = Moments::new(moments.to_array());
@@ -150,7 +157,7 @@ impl Waiting {
             let delta = (place & EXACT_KEYS == 0).then(|| query::delta::<f16, D>(query, x, annotation));
             if notes.writes && place & TRAILING == 0 {
                 let index = place & (TRAILING - 1);
-                notes.store(index, Record::new(moments.mass, before, delta.unwrap_or(0.0), annotation));
+                notes.store(index, lane, Record::new(moments.mass, before, delta.unwrap_or(0.0), annotation));
             }
             let by_chance = thresholds.log_odds > 0.0;
             let noise = if by_chance {
@@ -165,30 +172,35 @@ impl Waiting {
             own = Gathered::of_block(moments, noise, bounds);
         }
         let four = over_lanes(own.words(), q);
-        let factor = exp2_nonpositive(self.reference - reference);
+        let last = first_word() + REFERENCES + row;
+        let factor = exp2_nonpositive(self.memory.load(last) - reference);
         let square = factor * factor;
         // As `Gathered::merged` of each of the lane's words, of which the fourth is a sum of weights in two lanes
         // and one of squares in the others.
-        let [a, b, largest, c, d] = self.words;
-        self.words = [
+        let first = Gathered::OF_LANE * bits::renewed(thread::thread_idx_x());
+        let [a, b, largest, c, d] = [0, 1, 2, 3, 4].map(|i| self.gathered.load(first + i));
+        let words = [
             fma(a, factor, four[0]),
             fma(b, factor, four[1]),
             max(largest, four[2]),
             fma(c, if q < 2 { factor } else { square }, four[3]),
             fma(d, square, four[4]),
         ];
-        self.reference = reference;
+        unroll!(for i in 0..5 {
+            self.gathered.store(first + i as u32, words[i]);
+        });
+        sync_warp(FULL_MASK);
+        if q == 0 {
+            self.memory.store(last, reference);
+        }
         self.count = 0;
     }
+}
 
-    /// Writes a lane's words to row `row` of `rows`.
-    #[simt::device]
-    pub(super) fn keep(self, rows: Shared<f32>, row: u32, lane: u32) {
-        let at = row * Gathered::WORDS + Gathered::OF_LANE * (lane & 3);
-        unroll!(for i in 0..5 {
-            rows.store(at + i as u32, self.words[i]);
-        });
-    }
+/// The warp's first word, made anew each time: registers are short.
+#[simt::device]
+fn first_word() -> u32 {
+    bits::renewed(thread::thread_idx_x()) / 32 * WORDS
 }
 
 /// The words of four lanes over all of them, five to each.
