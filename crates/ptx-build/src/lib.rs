@@ -26,7 +26,6 @@
 //! | targets | [`since`], [`needs`], [`lacks`] | lines and kernels of newer targets go from older ones |
 //! | version | [`version`] | a newer PTX version, where an instruction needs it |
 //! | stand-ins | [`stand_ins`] | instructions that LLVM would refuse for the lowest target |
-//! | window | [`window`] | the address of shared memory is read once, where that is quicker |
 //! | sites | [`sites`] | places where a kernel stops with a message, or prints, get their numbers |
 //! | lint | [`lint`], [`allow`] | numerics contract and memory rules, over parsed instructions ([`ptx`]) |
 //! | assemble | [`ptxas`] | registers, stack and spills of every entry, where a `ptxas` is found |
@@ -58,7 +57,6 @@ mod target;
 pub mod toolchain;
 pub mod version;
 mod waits;
-pub mod window;
 
 pub use codegen::Codegen;
 pub use script::PtxBuild;

@@ -7,7 +7,7 @@ use crate::lint::{self, Finding, Rule};
 use crate::needs::{self, Need};
 use crate::nvvm;
 use crate::ptxas::{self, Ptxas, PtxasError, Usage};
-use crate::{directives, lacks, ptx, since, sites, stand_ins, version, window};
+use crate::{directives, lacks, ptx, since, sites, stand_ins, version};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -129,8 +129,6 @@ fn finish(
     let text = directives::apply(&text, &module).map_err(|error| error.to_string())?;
     let text = needs::leave_out(text, sm).map_err(|error| error.to_string())?;
     let text = needs::only(text, sm).map_err(|error| error.to_string())?;
-    let module = ptx::parse(&text);
-    let text = window::read_once(text, &module, sm);
     let mut text = sites::number(version::raise(text));
     // The file that findings and ptxas point at has the directives in, so its lines are what is read.
     let mut module = ptx::parse(&text);

@@ -7,7 +7,6 @@
 
 use crate::opcodes::{CONVERGENT, MEMORY};
 use crate::ptx::{Instruction, Module, Statement};
-use crate::window;
 
 /// Where the entries that overlap wait for the launch before.
 pub(crate) struct Waits<'a> {
@@ -56,8 +55,6 @@ fn may_come_before_the_wait(instruction: &Instruction) -> bool {
                 || (space("global") && instruction.has("relaxed") && instruction.has("gpu"))
         }
         "prefetch" | "prefetchu" | "cvta" | "mov" => true,
-        // An address of the block's own, from lane to lane.
-        "shfl" => instruction.operands.starts_with(window::BASE),
         "cp" => instruction.has("prefetch"),
         name => {
             !BEFORE_THE_WAIT_NOT.contains(&name) && !CONVERGENT.contains(&name) && !MEMORY.contains(&name)
@@ -114,7 +111,6 @@ cvta.to.global.u64 %rd2, %rd1; mov.u32 %r1, %tid.x; add.s32 %r2, %r1, 1; selp.b3
 { .reg .b64 g; cvta.to.global.u64 g, %rd1; ld.global.L1::no_allocate.v4.b32 {%r4, %r5, %r6, %r7}, [g]; }
 @%p2 cp.async.bulk.prefetch.L2.global [%rd2], %r9; prefetch.global.L2 [%rd2];
 { .reg .b64 g; cvta.to.global.u64 g, %rd1; ld.relaxed.gpu.global.b32 %r8, [g]; }
-shfl.sync.idx.b32 %simt_shared_base, %simt_shared_base, 0, 31, %simt_shared_base_mask;
 griddepcontrol.launch_dependents;
 griddepcontrol.wait;
 // end inline asm
@@ -126,7 +122,7 @@ ret;";
         assert_eq!(early(100, good), []);
         // No wait at all: what first needed one, and all that follows.
         let without = good.replace("griddepcontrol.wait;\n", "");
-        assert_eq!(early(90, &without), [9, 10, 10, 10, 10, 12]);
+        assert_eq!(early(90, &without), [8, 9, 9, 9, 9, 11]);
         assert_eq!(early(80, &without), []);
         assert_eq!(early(90, "ret;"), [0]);
 

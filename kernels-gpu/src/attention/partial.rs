@@ -94,10 +94,10 @@ pub const fn combined_rows(warps: u32) -> u32 {
     (warps + 1) * ROWS
 }
 
-/// Adds up the `W` warps of a block in their order: calls `done(row, dimension, sums)` for every fourth dimension
-/// of the eight rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps, 8, D] lie
-/// in shared memory; afterwards the references of `rows`, of which there are [`combined_rows`], are the
-/// warps' weights. All threads of the block call it.
+/// Adds up the `W` warps of a block in their order: calls `done(row, dimension, sums)` for every fourth
+/// dimension of the eight rows. Weights are powers of two, exactly. `rows` [warps, 8] and `outputs` [warps,
+/// 8, D] lie in shared memory; afterwards the references of `rows`, of which there are [`combined_rows`], are
+/// the warps' weights. All threads of the block call it.
 #[simt::device]
 pub fn combine_of<const D: usize, const W: usize>(
     rows: Shared<PartialRow>,

@@ -25,8 +25,8 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Adds up `parts` parts, by `W` warps, and writes `rows` rows of `output` from row `first_row` on; references, sums and
-    /// squares go to shared memory. `place` says where a part is in `partials`.
+    /// Adds up `parts` parts, by `W` warps, and writes `rows` rows of `output` from row `first_row` on;
+    /// references, sums and squares go to shared memory. `place` says where a part is in `partials`.
     #[simt::device]
     pub(super) fn output<const D: usize, const W: usize>(
         self,

@@ -9,7 +9,7 @@
 //! | kernel | does | block |
 //! |---|---|---|
 //! | [`fn@attend`] | attention over all tiles, masses and error bounds of blocks | eight warps a split |
-//! | [`fn@carry`] | all of a step in one pass, by the list of an earlier one | eight or twelve warps a split |
+//! | [`fn@carry`] | all of a step in one pass, by the list of an earlier one | 8 or 12 warps a split |
 //! | [`fn@append`], [`fn@prefill`] | tokens to originals and fresh blocks | 256 threads a token |
 //! | [`fn@turn_append`] | RoPE, append, quantization in one | D threads a KV head, or two query heads |
 //! | [`fn@weigh`] | what each query row wants from the originals | a thread for one or two blocks |

@@ -163,8 +163,9 @@ impl Record {
 pub trait Rings {
     /// Whether they have fewer stages, so that a block of the kernel fits 99 KiB.
     const LEAN: bool;
-    /// Whether a block has twelve warps at head_dim 64. A warp waits for what it has just begun most of the time,
-    /// and a third one on a scheduler has something to do then. At head_dim 128 registers are for eight.
+    /// Whether a block has twelve warps at head_dim 64. A warp waits for what it has just begun most of the
+    /// time, and a third one on a scheduler has something to do then. At head_dim 128 registers are for
+    /// eight.
     const TWELVE: bool;
 }
 
@@ -186,7 +187,13 @@ impl Rings for Whole {
 pub const fn stages<R: Rings>(head_dim: u32) -> u32 {
     match (head_dim <= 64, R::LEAN) {
         (true, false) => 5,
-        (true, true) => 2,
+        (true, true) => {
+            if R::TWELVE {
+                2
+            } else {
+                4
+            }
+        }
         (false, false) => 3,
         (false, true) => 2,
     }

@@ -160,8 +160,8 @@ impl<const D: usize> Tile<f16, D> {
     /// [`products`](Tile::products), and Σ(q_n·σ)² of row `g`, the products rounded to f16, if that is
     /// `squared`: the same in the row's four lanes.
     ///
-    /// It is what a matrix of eight rows q_n·σ times its transpose, whose operands are the same registers, has
-    /// on its diagonal.
+    /// It is what a matrix of eight rows q_n·σ times its transpose, whose operands are the same registers,
+    /// has on its diagonal.
     #[simt::device]
     pub fn products_and_sums(self, query: &Query, squared: bool, lane: u32) -> ([[f32; 2]; 2], [f32; 2]) {
         let (g, q) = (lane >> 2, lane & 3);

@@ -1,6 +1,6 @@
 //! What a launch asks for while the one ahead of it still runs.
 
-use super::claim::carried_warps;
+use super::super::pass::{Rings, warps_of};
 use super::{StepShape, Tile, pass_share};
 use crate::attention::{BLOCK_TOKENS, Glance, GridPlace};
 use half::f16;
@@ -13,12 +13,12 @@ const AHEAD: u32 = 4;
 /// does. Not where steps certify: the launch ahead is most often the dense rung of another step then, which
 /// leaves no time (measured: 1.5 us lost).
 #[simt::device]
-pub(super) fn look_ahead<const D: usize>(tiles: Global<u32>, glance: Glance, shape: StepShape) {
+pub(super) fn look_ahead<const D: usize, C: Rings>(tiles: Global<u32>, glance: Glance, shape: StepShape) {
     let GridPlace { split, sequence, head, .. } = GridPlace::of(shape.row_groups());
     let blocks = glance.length(sequence) / BLOCK_TOKENS;
     let (a_split, _) = pass_share(blocks, shape.splits);
     let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
-    let at = warp + carried_warps(D as u32) * lane;
+    let at = warp + warps_of::<C>(D as u32) * lane;
     let tile = split * a_split + at;
     let (block, exists) = glance.block(sequence, tile);
     let wanted = exists & (lane < AHEAD) & (at < a_split) & (tile < blocks);

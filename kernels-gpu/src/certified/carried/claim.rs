@@ -51,7 +51,7 @@ impl Claim for LeanCertified {
 
 impl Rings for Bare {
     const LEAN: bool = false;
-    const TWELVE: bool = true;
+    const TWELVE: bool = false;
 }
 
 impl Rings for Certified {
@@ -61,7 +61,7 @@ impl Rings for Certified {
 
 impl Rings for LeanBare {
     const LEAN: bool = true;
-    const TWELVE: bool = true;
+    const TWELVE: bool = false;
 }
 
 impl Rings for LeanCertified {
@@ -69,10 +69,10 @@ impl Rings for LeanCertified {
     const TWELVE: bool = true;
 }
 
-/// Warps of a block of [`carry`](fn@super::carry).
+/// Warps of a block of [`carry`](fn@super::carry) where it certifies.
 #[inline(always)]
 pub const fn carried_warps(head_dim: u32) -> u32 {
     warps_of::<Certified>(head_dim)
 }
 
-const _: () = assert!(carried_warps(64) == warps_of::<LeanBare>(64), "the same bits");
+const _: () = assert!(carried_warps(64) == warps_of::<LeanCertified>(64), "the same bits");

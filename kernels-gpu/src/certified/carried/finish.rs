@@ -2,7 +2,7 @@
 //! certificates.
 
 use super::super::finish::{store_dense_rows, store_lse};
-use super::super::pass::StepShape;
+use super::super::pass::{Rings, StepShape, warps_of};
 use super::super::policy::{Certificate, Thresholds, reason, rung};
 use super::super::query::Query;
 use super::claim::carried_warps;
@@ -67,11 +67,11 @@ impl Finish {
 
     /// Adds up the splits and writes the rows of `output`.
     #[simt::device]
-    pub(super) fn output<const D: usize>(&self, partials: Global<f32>, output: GlobalMut<f32>) {
+    pub(super) fn output<const D: usize, R: Rings>(&self, partials: Global<f32>, output: GlobalMut<f32>) {
         let first = self.shape.first_partial(self.launch_row);
         let place = |p: u32| (first + p) as usize * part_floats(D as u32);
         let (ends, rows) = (self.layout.ends, [self.first_row, self.rows]);
-        if carried_warps(D as u32) == 12 {
+        if warps_of::<R>(D as u32) == 12 {
             ends.output::<D, 12>(self.used, rows, partials, place, output);
         } else {
             ends.output::<D, 8>(self.used, rows, partials, place, output);

@@ -172,7 +172,8 @@ impl Moments {
 }
 
 impl Gathered {
-    /// What a block adds to a row's sums: `noise` is that of its keys, if they are quantized and anybody asks.
+    /// What a block adds to a row's sums: `noise` is that of its keys, if they are quantized and anybody
+    /// asks.
     #[inline(always)]
     pub fn of_block(moments: Moments, noise: Option<Noise>, of: Bounds) -> Self {
         let Bounds { delta, eta, nu, kappa, spreads, unit } = of;

@@ -1,7 +1,6 @@
 //! The shared memory of [`carry`](fn@super::carry).
 
 use super::LeanCertified;
-use super::claim::carried_warps;
 use super::gather::Gathered;
 use super::list::Lookup;
 use super::waiting;
@@ -9,7 +8,7 @@ use crate::attention::{Adding, KeyTile, MAX_PARTS, ROWS};
 use crate::certified::finish::Ends;
 use crate::certified::lists::STARTS;
 use crate::certified::parts::MAX_BLOCKS;
-use crate::certified::pass::{PassLayout, Rings, pass_layout_in, stages};
+use crate::certified::pass::{PassLayout, Rings, pass_layout_in, stages, warps_of};
 use crate::certified::tile::Tile;
 use half::f16;
 use simt::{Shared, SharedPlan};
@@ -65,11 +64,11 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
     let ends = Ends { adding, squares, totals };
     let starts = plan.array(STARTS);
     let listed = plan.array(MAX_BLOCKS / 32);
-    let ahead = plan.array(carried_warps(D as u32) * Lookup::WORDS);
+    let ahead = plan.array(warps_of::<R>(D as u32) * Lookup::WORDS);
     let chains = plan.array(4);
     let promoted = plan.array(3);
-    let gathered = plan.array(carried_warps(D as u32) * Gathered::EIGHT);
-    let waiting = plan.array(carried_warps(D as u32) * waiting::WORDS);
+    let gathered = plan.array(warps_of::<R>(D as u32) * Gathered::EIGHT);
+    let waiting = plan.array(warps_of::<R>(D as u32) * waiting::WORDS);
     let last = plan.array(1);
     CarriedLayout {
         pass,

@@ -3,9 +3,8 @@
 use super::super::admit::{Found, Scratch, find, order};
 use super::super::lists::{find_entry, lay_out_lists};
 use super::super::marking::{Entry, ListHead};
-use super::super::pass::{Rings, StepShape, Tiles};
+use super::super::pass::{Rings, StepShape, Tiles, warps_of};
 use super::CarriedLayout;
-use super::claim::carried_warps;
 use crate::attention::Chain;
 use crate::attention::{BLOCK_TOKENS, Half, Pace, Ring};
 use core::cell::Cell;
@@ -260,7 +259,7 @@ impl<E: Half, const D: usize, R: Rings> Listed<E, D, R> {
     #[simt::device]
     fn chains(&self) {
         let List { layout, shape, lane, warp, .. } = self.list;
-        if warp + 1 == carried_warps(D as u32) && lane == 0 {
+        if warp + 1 == warps_of::<R>(D as u32) && lane == 0 {
             let listed = self.entries() - self.trailing() as u32;
             let step = Chain::of_carried::<D>(self.length, shape.splits, listed).words();
             let dense = Chain::of_dense::<D>(self.length, shape.dense_splits).words();

@@ -23,9 +23,9 @@
 //! written, for the next list.
 //!
 //! # Work split
-//! Grid (splits, kv_heads · row groups, sequences), a block of eight warps, twelve at head_dim 64, with a ring of tiles each; then entries of
-//! the list go round all warps of a row of blocks, the trailing block last. The block of a row that arrives
-//! last adds the splits up.
+//! Grid (splits, kv_heads · row groups, sequences), a block of eight warps, twelve where it certifies at
+//! head_dim 64, with a ring of tiles each; then entries of the list go round all warps of a row of blocks, the trailing block
+//! last. The block of a row that arrives last adds the splits up.
 //!
 //! # Rows that are passed over again
 //! Where a second pass follows, the first one notes blocks in every step. Rows of blocks with a head over
@@ -54,7 +54,7 @@ pub mod waiting;
 use super::admit::{Found, Scratch};
 use super::layout::{Annotation, Layout, TileLayout};
 use super::marking::{Entry, ListHead};
-use super::pass::{Record, StepShape, Tiles, pass_share, stages};
+use super::pass::{Record, StepShape, Tiles, pass_share, stages, warps_of};
 use super::policy::{Certificate, Thresholds};
 use super::promote::{largest_norms, original_scores};
 use super::query::{LOG2_E, Query};
@@ -88,10 +88,10 @@ use waiting::{Visited, Waiting};
 #[kernel(
     system = certified,
     instances(
-        (f16, 64, Bare) => 384, (f16, 128, Bare), (bf16, 64, Bare) => 384, (bf16, 128, Bare),
+        (f16, 64, Bare), (f16, 128, Bare), (bf16, 64, Bare), (bf16, 128, Bare),
         (f16, 64, Certified) => 384, (f16, 128, Certified),
         (bf16, 64, Certified) => 384, (bf16, 128, Certified),
-        (f16, 64, LeanBare) => 384, (f16, 128, LeanBare), (bf16, 64, LeanBare) => 384, (bf16, 128, LeanBare),
+        (f16, 64, LeanBare), (f16, 128, LeanBare), (bf16, 64, LeanBare), (bf16, 128, LeanBare),
         (f16, 64, LeanCertified) => 384, (f16, 128, LeanCertified),
         (bf16, 64, LeanCertified) => 384, (bf16, 128, LeanCertified)
     ),
@@ -129,7 +129,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     let certify = C::CERTIFIES;
     let (thresholds, mode) = C::narrowed(thresholds, mode);
     let glance = Glance { table, lengths, max_blocks, pool_blocks, wanted: !certify };
-    look_ahead::<D>(tiles, glance, shape);
+    look_ahead::<D, C>(tiles, glance, shape);
     thread::wait_for_previous();
     thread::let_next_start();
     let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
@@ -230,7 +230,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         blocks,
         recent,
         // The warp's place among those of all splits.
-        place: split * carried_warps(D as u32) + warp,
+        place: split * warps_of::<C>(D as u32) + warp,
         lane,
         warp,
     };
@@ -293,7 +293,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         } else {
             list.look(e)
         };
-        e += used * carried_warps(D as u32);
+        e += used * warps_of::<C>(D as u32);
         let Lookup { entry, block, found } = look;
         // Of a sequence that was longer.
         if !trailing && entry.index >= blocks {
@@ -391,7 +391,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
 
     let floats = part_floats(D as u32);
     let base = (shape.first_partial(launch_row) + split) as usize * floats;
-    if carried_warps(D as u32) == 12 {
+    if warps_of::<C>(D as u32) == 12 {
         combine_to_part_of::<D, 12>(pass.rows, pass.outputs, partials, base);
     } else {
         combine_to_part::<D>(pass.rows, pass.outputs, partials, base);
@@ -417,7 +417,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     if certify {
         finish.ask(gathered.as_const());
     }
-    finish.output::<D>(partials.as_const(), output);
+    finish.output::<D, C>(partials.as_const(), output);
     if certify {
         finish.gather_splits(gathered.as_const());
     }

@@ -1,9 +1,10 @@
-//! Blocks that wait for their part of a certificate's sums: four at a time, one for each of a row's four lanes.
+//! Blocks that wait for their part of a certificate's sums: four at a time, one for each of a row's four
+//! lanes.
 //!
 //! What a block adds follows from a few numbers by some two hundred instructions, the same in the four lanes
-//! that share a row. So a pass leaves these numbers in shared memory, and when four blocks are there each lane
-//! makes what one of them adds, in all words of [`Gathered`], and the lanes add up what they have. A lane has
-//! five words of the sums.
+//! that share a row. So a pass leaves these numbers in shared memory, and when four blocks are there each
+//! lane makes what one of them adds, in all words of [`Gathered`], and the lanes add up what they have. A
+//! lane has five words of the sums.
 
 use super::super::layout::Annotation;
 use super::super::pass::Record;
@@ -175,8 +176,8 @@ impl Waiting {
         let last = first_word() + REFERENCES + row;
         let factor = exp2_nonpositive(self.memory.load(last) - reference);
         let square = factor * factor;
-        // As `Gathered::merged` of each of the lane's words, of which the fourth is a sum of weights in two lanes
-        // and one of squares in the others.
+        // As `Gathered::merged` of each of the lane's words, of which the fourth is a sum of weights in two
+        // lanes and one of squares in the others.
         let first = Gathered::OF_LANE * bits::renewed(thread::thread_idx_x());
         let [a, b, largest, c, d] = [0, 1, 2, 3, 4].map(|i| self.gathered.load(first + i));
         let words = [
