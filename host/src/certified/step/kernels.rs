@@ -3,6 +3,8 @@
 use crate::attention::dense::DenseElement;
 use crate::certified::Layout;
 use half::{bf16, f16};
+use kernels_gpu::attention::warps;
+use kernels_gpu::certified::carried::carried_warps;
 use kernels_gpu::certified::{
     Bare, Certified, LeanBare, LeanCertified, attend, audit, audit_layout, carried_layout, carry,
     pass_layout, promote_layout, replace,
@@ -28,16 +30,16 @@ pub struct StepKernels<E: StepElement> {
     carry: [Carry<E>; 2],
     /// The same in less shared memory.
     lean: [Carry<E>; 2],
-    lean_bytes: u32,
+    lean_bytes: [u32; 2],
     /// Shared memory of the pass by a carried list, of either kind.
-    pub(super) carried_bytes: u32,
+    carried_bytes: [u32; 2],
     pub(super) audit: (Audit<E>, u32),
 }
 
 impl<E: StepElement> StepKernels<E> {
     /// Those for a device whose thread blocks have so many bytes of shared memory.
     pub(in crate::certified) fn within(mut self, shared_bytes: u32) -> Self {
-        if self.carried_bytes > shared_bytes {
+        if self.carried_bytes.into_iter().any(|bytes| bytes > shared_bytes) {
             (self.carry, self.carried_bytes) = (self.lean, self.lean_bytes);
         }
         self
@@ -51,6 +53,12 @@ impl<E: StepElement> StepKernels<E> {
     /// The pass of a step by a carried list, with certificates or without.
     pub(in crate::certified) fn carry(&self, certify: bool) -> &Carry<E> {
         &self.carry[certify as usize]
+    }
+
+    /// Threads of its blocks, and their shared memory in bytes.
+    pub(super) fn carried_blocks(&self, head_dim: u32, certify: bool) -> (u32, u32) {
+        let warps = if certify { carried_warps(head_dim) } else { warps(head_dim) };
+        (32 * warps, self.carried_bytes[certify as usize])
     }
 }
 
@@ -70,8 +78,11 @@ macro_rules! instances {
             replace: (replace::kernel::<$element, $dim, $metadata>(), promote_layout::<$metadata, $dim>().bytes),
             carry: [carry::kernel::<$element, $dim, Bare>(), carry::kernel::<$element, $dim, Certified>()],
             lean: [carry::kernel::<$element, $dim, LeanBare>(), carry::kernel::<$element, $dim, LeanCertified>()],
-            lean_bytes: carried_layout::<$dim, LeanCertified>().bytes,
-            carried_bytes: carried_layout::<$dim, Certified>().bytes,
+            lean_bytes: [
+                carried_layout::<$dim, LeanBare>().bytes,
+                carried_layout::<$dim, LeanCertified>().bytes,
+            ],
+            carried_bytes: [carried_layout::<$dim, Bare>().bytes, carried_layout::<$dim, Certified>().bytes],
             audit: (audit::kernel::<$element, $dim, $metadata>(), audit_layout::<$metadata, $dim>().bytes),
         }
     };

@@ -11,7 +11,7 @@ use crate::certified::{BLOCK_TOKENS, Error, Layout, Policy, Result, cpu};
 use crate::{BackendKind, Buffer, Device, Stream};
 use kernels_gpu::attention::dense::partial_floats;
 use kernels_gpu::attention::{MAX_WARPS, threads, warps};
-use kernels_gpu::certified::carried::{carried_warps, gather::Gathered, mode};
+use kernels_gpu::certified::carried::{gather::Gathered, mode};
 use kernels_gpu::certified::choice::BINS;
 use kernels_gpu::certified::marking::THREADS as MARK_THREADS;
 use kernels_gpu::certified::parts::weighing_blocks;
@@ -148,8 +148,8 @@ impl<E: StepElement> StepPlan<E> {
         let grid = |x: u32| (x, rows, sequences);
         let attend = LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.attend.1);
         let replace = LaunchShape::new(grid(shape.replacers), threads(head_dim)).shared(kernels.replace.1);
-        let carry =
-            LaunchShape::new(grid(shape.splits), 32 * carried_warps(head_dim)).shared(kernels.carried_bytes);
+        let (threads_of_carry, bytes_of_carry) = kernels.carried_blocks(head_dim, policy.certify);
+        let carry = LaunchShape::new(grid(shape.splits), threads_of_carry).shared(bytes_of_carry);
         if policy.carries() {
             device.prepare(kernels.carry(policy.certify), carry)?;
         } else {

@@ -1,6 +1,6 @@
 //! The shared memory of [`carry`](fn@super::carry).
 
-use super::LeanCertified;
+use super::claim::{Claim, LeanBare, LeanCertified};
 use super::gather::Gathered;
 use super::list::Lookup;
 use super::waiting;
@@ -8,7 +8,7 @@ use crate::attention::{Adding, KeyTile, MAX_PARTS, ROWS};
 use crate::certified::finish::Ends;
 use crate::certified::lists::STARTS;
 use crate::certified::parts::MAX_BLOCKS;
-use crate::certified::pass::{PassLayout, Rings, pass_layout_in, stages, warps_of};
+use crate::certified::pass::{PassLayout, pass_layout_in, stages, warps_of};
 use crate::certified::tile::Tile;
 use half::f16;
 use simt::{Shared, SharedPlan};
@@ -42,7 +42,8 @@ pub struct CarriedLayout {
     pub(super) promoted: Shared<u32>,
     /// Of the warps, [warps, 8, 20]; at the end of the rows, [8, 20].
     pub(super) gathered: Shared<f32>,
-    /// Blocks that wait for their part of the sums: [warps, [`WORDS`](waiting::WORDS)].
+    /// Blocks that wait for their part of the sums: [warps, [`WORDS`](waiting::WORDS)]; nothing where nothing
+    /// is certified.
     pub(super) waiting: Shared<f32>,
     pub(super) last: Shared<u32>,
     /// The shared memory's size.
@@ -50,11 +51,11 @@ pub struct CarriedLayout {
 }
 
 /// Lays out the shared memory of an instance.
-pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
+pub const fn carried_layout<const D: usize, C: Claim>() -> CarriedLayout {
     let mut plan = SharedPlan::new();
     // In lean rings as many as they have room for.
     let adding = Adding::words::<D>(MAX_PARTS, AT_ONCE) + SPLITS_AT_HAND * Gathered::EIGHT;
-    let pass = pass_layout_in::<f16, D, R>(&mut plan, if R::LEAN { 0 } else { adding });
+    let pass = pass_layout_in::<f16, D, C>(&mut plan, if C::LEAN { 0 } else { adding });
     // The rings' memory again.
     let mut over = SharedPlan::new();
     let splits = over.array(SPLITS_AT_HAND * Gathered::EIGHT);
@@ -64,11 +65,11 @@ pub const fn carried_layout<const D: usize, R: Rings>() -> CarriedLayout {
     let ends = Ends { adding, squares, totals };
     let starts = plan.array(STARTS);
     let listed = plan.array(MAX_BLOCKS / 32);
-    let ahead = plan.array(warps_of::<R>(D as u32) * Lookup::WORDS);
+    let ahead = plan.array(warps_of::<C>(D as u32) * Lookup::WORDS);
     let chains = plan.array(4);
     let promoted = plan.array(3);
-    let gathered = plan.array(warps_of::<R>(D as u32) * Gathered::EIGHT);
-    let waiting = plan.array(warps_of::<R>(D as u32) * waiting::WORDS);
+    let gathered = plan.array(warps_of::<C>(D as u32) * Gathered::EIGHT);
+    let waiting = plan.array(if C::CERTIFIES { warps_of::<C>(D as u32) * waiting::WORDS } else { 0 });
     let last = plan.array(1);
     CarriedLayout {
         pass,
@@ -92,4 +93,6 @@ const _: () = assert!(stages::<LeanCertified>(64) > 1 && stages::<LeanCertified>
 const _: () = assert!(KeyTile::<64>::WORDS <= Tile::<f16, 64>::WORDS);
 const _: () = assert!(KeyTile::<128>::WORDS <= Tile::<f16, 128>::WORDS);
 const _: () = assert!(carried_layout::<64, LeanCertified>().bytes <= 99 << 10);
+const _: () = assert!(carried_layout::<64, LeanBare>().bytes <= 99 << 10);
+const _: () = assert!(carried_layout::<128, LeanBare>().bytes <= 99 << 10);
 const _: () = assert!(carried_layout::<128, LeanCertified>().bytes <= 99 << 10);

@@ -245,7 +245,10 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         length,
     };
     let mut running = Running::new();
-    let mut waiting = Waiting::new(layout.gathered, layout.waiting, running.reference);
+    let mut waiting = Waiting::new(layout.gathered, layout.waiting);
+    if certify {
+        waiting.begin(running.reference);
+    }
     walk(&ring, first + warp, ahead, |block, stage| {
         if ring.skipped.get() >> stage & 1 != 0 {
             return;

@@ -68,18 +68,23 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// No block. `memory` [warps, [`WORDS`]].
+    /// Of `memory` [warps, [`WORDS`]].
+    #[inline(always)]
+    pub(super) fn new(gathered: Shared<f32>, memory: Shared<f32>) -> Self {
+        Waiting { gathered, count: 0, memory }
+    }
+
+    /// No block so far.
     #[simt::device]
-    pub(super) fn new(gathered: Shared<f32>, memory: Shared<f32>, reference: f32) -> Self {
+    pub(super) fn begin(&self, reference: f32) {
         let first = Gathered::OF_LANE * thread::thread_idx_x();
         unroll!(for i in 0..5 {
-            gathered.store(first + i as u32, 0.0);
+            self.gathered.store(first + i as u32, 0.0);
         });
         let (row, q) = (warp::lane_id() >> 2, warp::lane_id() & 3);
         if q == 0 {
-            memory.store(first_word() + REFERENCES + row, reference);
+            self.memory.store(first_word() + REFERENCES + row, reference);
         }
-        Waiting { gathered, count: 0, memory }
     }
 
     /// Whether there is no room for another one.
