@@ -24,8 +24,8 @@
 //!
 //! # Work split
 //! Grid (splits, kv_heads · row groups, sequences), a block of eight warps, twelve where it certifies at
-//! head_dim 64, with a ring of tiles each; then entries of the list go round all warps of a row of blocks, the trailing block
-//! last. The block of a row that arrives last adds the splits up.
+//! head_dim 64, with a ring of tiles each; then entries of the list go round all warps of a row of blocks,
+//! the trailing block last. The block of a row that arrives last adds the splits up.
 //!
 //! # Rows that are passed over again
 //! Where a second pass follows, the first one notes blocks in every step. Rows of blocks with a head over
