@@ -187,13 +187,7 @@ impl Rings for Whole {
 pub const fn stages<R: Rings>(head_dim: u32) -> u32 {
     match (head_dim <= 64, R::LEAN) {
         (true, false) => 5,
-        (true, true) => {
-            if R::TWELVE {
-                2
-            } else {
-                4
-            }
-        }
+        (true, true) => 2,
         (false, false) => 3,
         (false, true) => 2,
     }

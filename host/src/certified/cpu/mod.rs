@@ -330,8 +330,7 @@ impl Step {
         let mut shares = self.shares(view, D, lists, output, lse, certificates);
         let most = shares.iter().map(|share| share.blocks).max().unwrap_or(0);
         let tiles = shares.iter().map(|share| share.blocks + 1).sum();
-        let certifies = carries && thresholds.certify != 0;
-        let warps = if certifies { carried_warps(D as u32) } else { warps(D as u32) };
+        let warps = if carries { carried_warps(D as u32) } else { warps(D as u32) };
         let mut pieces = Pieces::of(shares.len() * shape.splits as usize, warps as usize);
         if tiles <= TILES_ALONE {
             pieces.count = 1;

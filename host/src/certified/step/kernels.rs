@@ -3,8 +3,6 @@
 use crate::attention::dense::DenseElement;
 use crate::certified::Layout;
 use half::{bf16, f16};
-use kernels_gpu::attention::warps;
-use kernels_gpu::certified::carried::carried_warps;
 use kernels_gpu::certified::{
     Bare, Certified, LeanBare, LeanCertified, attend, audit, audit_layout, carried_layout, carry,
     pass_layout, promote_layout, replace,
@@ -55,10 +53,9 @@ impl<E: StepElement> StepKernels<E> {
         &self.carry[certify as usize]
     }
 
-    /// Threads of its blocks, and their shared memory in bytes.
-    pub(super) fn carried_blocks(&self, head_dim: u32, certify: bool) -> (u32, u32) {
-        let warps = if certify { carried_warps(head_dim) } else { warps(head_dim) };
-        (32 * warps, self.carried_bytes[certify as usize])
+    /// Shared memory of its blocks, in bytes.
+    pub(super) fn carried_bytes(&self, certify: bool) -> u32 {
+        self.carried_bytes[certify as usize]
     }
 }
 

@@ -10,8 +10,8 @@ use crate::attention::dense;
 use crate::certified::{BLOCK_TOKENS, Error, Layout, Policy, Result, cpu};
 use crate::{BackendKind, Buffer, Device, Stream};
 use kernels_gpu::attention::dense::partial_floats;
-use kernels_gpu::attention::{MAX_WARPS, threads, warps};
-use kernels_gpu::certified::carried::{gather::Gathered, mode};
+use kernels_gpu::attention::{MAX_WARPS, threads};
+use kernels_gpu::certified::carried::{carried_warps, gather::Gathered, mode};
 use kernels_gpu::certified::choice::BINS;
 use kernels_gpu::certified::marking::THREADS as MARK_THREADS;
 use kernels_gpu::certified::parts::weighing_blocks;
@@ -105,9 +105,9 @@ fn paced(device: &Device, policy: &Policy, launches: u32, shape: StepShape, head
         BackendKind::Cuda => device.info().multiprocessors,
         BackendKind::Cpu => u32::MAX,
     };
-    let places = places.min(MAX_WARPS / warps(head_dim));
+    let places = places.min(MAX_WARPS / carried_warps(head_dim));
     let blocks = launches.saturating_mul(shape.splits);
-    let tiles = shape.max_blocks / (shape.splits * warps(head_dim));
+    let tiles = shape.max_blocks / (shape.splits * carried_warps(head_dim));
     policy.carries() && !policy.certify && blocks <= places && tiles >= PACED_TILES
 }
 
@@ -148,8 +148,8 @@ impl<E: StepElement> StepPlan<E> {
         let grid = |x: u32| (x, rows, sequences);
         let attend = LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.attend.1);
         let replace = LaunchShape::new(grid(shape.replacers), threads(head_dim)).shared(kernels.replace.1);
-        let (threads_of_carry, bytes_of_carry) = kernels.carried_blocks(head_dim, policy.certify);
-        let carry = LaunchShape::new(grid(shape.splits), threads_of_carry).shared(bytes_of_carry);
+        let carry = LaunchShape::new(grid(shape.splits), 32 * carried_warps(head_dim))
+            .shared(kernels.carried_bytes(policy.certify));
         if policy.carries() {
             device.prepare(kernels.carry(policy.certify), carry)?;
         } else {

@@ -23,8 +23,8 @@
 //! written, for the next list.
 //!
 //! # Work split
-//! Grid (splits, kv_heads · row groups, sequences), a block of eight warps, twelve where it certifies at
-//! head_dim 64, with a ring of tiles each; then entries of the list go round all warps of a row of blocks,
+//! Grid (splits, kv_heads · row groups, sequences), a block of eight warps, twelve at head_dim 64, with a
+//! ring of tiles each; then entries of the list go round all warps of a row of blocks,
 //! the trailing block last. The block of a row that arrives last adds the splits up.
 //!
 //! # Rows that are passed over again
@@ -88,10 +88,10 @@ use waiting::{Visited, Waiting};
 #[kernel(
     system = certified,
     instances(
-        (f16, 64, Bare), (f16, 128, Bare), (bf16, 64, Bare), (bf16, 128, Bare),
+        (f16, 64, Bare) => 384, (f16, 128, Bare), (bf16, 64, Bare) => 384, (bf16, 128, Bare),
         (f16, 64, Certified) => 384, (f16, 128, Certified),
         (bf16, 64, Certified) => 384, (bf16, 128, Certified),
-        (f16, 64, LeanBare), (f16, 128, LeanBare), (bf16, 64, LeanBare), (bf16, 128, LeanBare),
+        (f16, 64, LeanBare) => 384, (f16, 128, LeanBare), (bf16, 64, LeanBare) => 384, (bf16, 128, LeanBare),
         (f16, 64, LeanCertified) => 384, (f16, 128, LeanCertified),
         (bf16, 64, LeanCertified) => 384, (bf16, 128, LeanCertified)
     ),
