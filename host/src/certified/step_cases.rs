@@ -78,7 +78,7 @@ const HOSTILE: &[(Input, u32)] = &[
     (Input::Extremal, 208),
 ];
 const FEW: &[(Input, u32)] = &[(Input::Normal, 0), (Input::Sharp, 15), (Input::Outlier, 130)];
-/// With nine KV heads no sequence is cut, and the warps of the first have enough tiles to count them twice.
+/// With nine KV heads no sequence is cut, and the warps of the first have enough tiles to count them.
 const UNEQUAL: &[(Input, u32)] = &[
     (Input::Normal, 2100),
     (Input::Sharp, 40),

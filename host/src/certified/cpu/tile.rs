@@ -42,7 +42,7 @@ impl Unpacked {
         values: Tile::ZERO,
     };
 
-    /// `Tile::products` of the kernels; Σ|q_n|·σ and `Tile::squares` where they are wanted.
+    /// `Tile::products` of the kernels; Σ|q_n|·σ and Σ(q_n·σ)² where they are wanted.
     #[inline(always)]
     pub(super) fn products<L: Lanes, const D: usize>(
         &mut self,

@@ -10,7 +10,7 @@ use crate::attention::dense;
 use crate::certified::{BLOCK_TOKENS, Error, Layout, Policy, Result, cpu};
 use crate::{BackendKind, Buffer, Device, Stream};
 use kernels_gpu::attention::dense::partial_floats;
-use kernels_gpu::attention::{MAX_WARPS, threads};
+use kernels_gpu::attention::{MAX_WARPS, threads, warps};
 use kernels_gpu::certified::carried::{carried_warps, gather::Gathered, mode};
 use kernels_gpu::certified::choice::BINS;
 use kernels_gpu::certified::marking::THREADS as MARK_THREADS;
@@ -107,7 +107,8 @@ fn paced(device: &Device, policy: &Policy, launches: u32, shape: StepShape, head
     };
     let places = places.min(MAX_WARPS / carried_warps(head_dim));
     let blocks = launches.saturating_mul(shape.splits);
-    let tiles = shape.max_blocks / (shape.splits * carried_warps(head_dim));
+    // As many as eight warps would have, of which that was measured.
+    let tiles = shape.max_blocks / (shape.splits * warps(head_dim));
     policy.carries() && !policy.certify && blocks <= places && tiles >= PACED_TILES
 }
 
