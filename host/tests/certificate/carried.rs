@@ -177,7 +177,7 @@ impl Row {
         scale * (c_f * norm * kappa + D as f64 * 2f64.powi(-30)) + EXP
     }
 
-    /// (7) of four splits and four entries, its warps a thread block.
+    /// (7) of four splits and four entries, twelve warps a thread block.
     fn e_round(&self) -> f64 {
         let blocks = self.blocks.len() as f64;
         // A warp's tiles of its split, and one entry; then the warps and four splits are merged.

@@ -159,7 +159,7 @@ impl Record {
     }
 }
 
-/// How much shared memory the rings of a kernel take.
+/// How much shared memory the rings of a kernel take, and how many warps there are.
 pub trait Rings {
     /// Whether they have fewer stages, so that a block of the kernel fits 99 KiB.
     const LEAN: bool;

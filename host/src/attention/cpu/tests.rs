@@ -170,7 +170,7 @@ fn scaled_sums_are_rounded_once() {
 fn pieces_have_every_warp_once() {
     for (threads, thread_blocks) in [(1, 3), (2, 3), (2, 8), (3, 1), (16, 3), (64, 1)] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
-        for warps in [4, 8] {
+        for warps in [4, 8, 12] {
             let pieces = pool.install(|| Pieces::of(thread_blocks, warps));
             let mut places: Vec<usize> = Vec::new();
             for piece in 0..pieces.count {

@@ -37,8 +37,10 @@ pub struct StepKernels<E: StepElement> {
 impl<E: StepElement> StepKernels<E> {
     /// Those for a device whose thread blocks have so many bytes of shared memory.
     pub(in crate::certified) fn within(mut self, shared_bytes: u32) -> Self {
-        if self.carried_bytes.into_iter().any(|bytes| bytes > shared_bytes) {
-            (self.carry, self.carried_bytes) = (self.lean, self.lean_bytes);
+        for i in 0..2 {
+            if self.carried_bytes[i] > shared_bytes {
+                (self.carry[i], self.carried_bytes[i]) = (self.lean[i], self.lean_bytes[i]);
+            }
         }
         self
     }
