@@ -178,6 +178,8 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("bare", Policy::BARE), ..PLAIN },
         PACED,
         PACED_IN_TWO,
+        // A warp has enough blocks for sums that wait for four of them, several times.
+        Step { policy: ("sound", Policy::SOUND), ..PACED },
         Step { policy: ("bare, two passes", Policy { renew: 0, ..Policy::BARE }), ..PLAIN },
         Step { policy: ("all", ALL), slots: Some((2, 3)), ..small },
         Step { policy: ("watched", WATCHED), slots: Some((2, 3)), fault: true, ..small },
@@ -241,7 +243,7 @@ fn steps(coverage: Coverage) -> Vec<Step> {
 fn short(step: Step) -> Step {
     let long = step.sequences.iter().any(|(_, tokens)| *tokens > 1000);
     match step {
-        Step { kv_heads: 9, .. } => PACED_SHORT,
+        Step { kv_heads: 9, policy, .. } => Step { policy, ..PACED_SHORT },
         Step { kv_heads: 8, .. } => PACED_IN_TWO_SHORT,
         _ => Step {
             sequences: match step.sequences {
