@@ -244,6 +244,22 @@ fn sequences_of_several_splits_and_parts() {
         .compare(&renewed(SOME_DENSE, 1), "");
 }
 
+/// So many sequences that none is cut: a warp of the long one has several times the four blocks whose parts of
+/// the sums are made together.
+#[test]
+fn a_warp_has_many_blocks() {
+    const SEQUENCES: usize = 72;
+    let mut first = [5; SEQUENCES];
+    first[0] = 2090;
+    let inputs = [Input::Normal; SEQUENCES];
+    for head_dim in [64, 128] {
+        let problem = StepProblem { head_dim, q_heads: 2, kv_heads: 1, max_tokens: 2304, ..PROBLEM };
+        for policy in [renewed(Policy::SOUND, 1), renewed(ALL, 2), renewed(Policy::CODES, 1)] {
+            Steps::<f16>::new(problem, &inputs, growing(&first, 9, 3), 16).compare(&policy, "");
+        }
+    }
+}
+
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     let one = StepProblem { q_heads: 4, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
