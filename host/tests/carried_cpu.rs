@@ -244,8 +244,8 @@ fn sequences_of_several_splits_and_parts() {
         .compare(&renewed(SOME_DENSE, 1), "");
 }
 
-/// So many sequences that none is cut: a warp of the long one has several times the four blocks whose parts of
-/// the sums are made together.
+/// So many sequences that none is cut: a warp of the long one has several times the four blocks whose parts
+/// of the sums are made together.
 #[test]
 fn a_warp_has_many_blocks() {
     const SEQUENCES: usize = 72;
