@@ -227,14 +227,6 @@ impl Annotation {
     /// Words of one.
     pub const WORDS: usize = size_of::<Annotation>() / 4;
 
-    /// That of a pair of block and KV head.
-    #[simt::device]
-    pub fn load(annotations: Global<Annotation>, pair: usize) -> Self {
-        let first = VECTORS as usize * pair;
-        let vectors: [UVec4; 3] = [0, 1, 2].map(|i| annotations.cast::<UVec4>().load(first + i));
-        bytemuck::cast(vectors)
-    }
-
     /// ν and ε + ζ of a pair: what no norm of a value, and none of a key, is above.
     #[simt::device]
     pub fn load_norms(annotations: Global<Annotation>, pair: usize) -> [f32; 2] {
