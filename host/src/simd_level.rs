@@ -18,6 +18,7 @@ impl Level {
     pub fn available() -> &'static [Level] {
         static AVAILABLE: OnceLock<Vec<Level>> = OnceLock::new();
         AVAILABLE.get_or_init(|| {
+            #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "nothing is added there"))]
             let mut levels = vec![Level::Portable];
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2")

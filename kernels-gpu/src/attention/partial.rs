@@ -140,7 +140,7 @@ pub fn combine_of<const D: usize, const W: usize>(
     }
 }
 
-/// The same of as many warps as [`warps`] says.
+/// Adds up the warps of a block in their order, as many as [`warps`] says of the dimension.
 #[simt::device]
 pub fn combine<const D: usize>(
     rows: Shared<PartialRow>,
@@ -154,7 +154,8 @@ pub fn combine<const D: usize>(
     }
 }
 
-/// [`combine_of`], and what comes of it to the block's part: [`part_floats`] of `partials` from `part` on.
+/// Combines the rows of `W` warps as [`combine`] does those of a block of attention, and writes what comes of it
+/// to the block's part: [`part_floats`] of `partials` from `part` on.
 #[simt::device]
 pub fn combine_to_part_of<const D: usize, const W: usize>(
     rows: Shared<PartialRow>,
@@ -220,7 +221,7 @@ impl Adding {
         self.heads.load(part * ROWS + r).reference
     }
 
-    /// Adds up `parts` parts in their order, like [`combine_of`], for the first `rows` of the eight rows;
+    /// Adds up `parts` parts in their order, like [`combine`], for the first `rows` of the eight rows;
     /// `place` says where a part is in `partials`. Of copies that are under way at the beginning all have
     /// arrived at the end.
     ///

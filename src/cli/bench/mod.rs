@@ -59,6 +59,7 @@ pub enum Error {
         reason: String,
     },
     /// The driver refused a call that goes around `host`.
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     #[error("CUDA error {code} while {doing}; run `ferrokv doctor` to see what the machine has")]
     Driver {
         /// The driver's code.
