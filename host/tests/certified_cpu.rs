@@ -14,6 +14,7 @@ use host::certified::{
     TieredCache,
 };
 use host::{Buffer, Device, Stream};
+use kernels_gpu::certified::policy::reason;
 use proptest::prelude::*;
 use simt::emu::EmuOptions;
 
@@ -21,13 +22,21 @@ use simt::emu::EmuOptions;
 const DENSE: Policy = Policy { error_budget: 0.0, ..Policy::CODES };
 /// Some heads are.
 const SOME_DENSE: Policy = Policy { error_budget: 0.1, per_group: false, ..Policy::SOUND };
-/// Thresholds alone: the checks of a step are the kernels'.
-const fn unchecked(policy: Policy) -> Policy {
-    Policy { ranking: 0, canary: f32::INFINITY, exploration: 0.0, ..policy }
-}
-/// The paper's, its bound too.
-const PAPER: Policy = unchecked(Policy::PAPER);
-const STRICT: Policy = unchecked(Policy::STRICT);
+/// Much is compared with its originals, and every order asked for: some heads fail.
+const WATCHED: Policy = Policy {
+    coverage: 0.9,
+    max_keys: 6,
+    expanded_keys: 6,
+    ranking: 3,
+    canary: 1e-6,
+    exploration: 0.4,
+    error_budget: f32::INFINITY,
+    ..Policy::SOUND
+};
+/// The order alone, of more blocks than are promoted as a rule.
+const RANKED: Policy = Policy { ranking: 16, ..Policy::CHOOSING };
+/// What nobody promotes is compared, all of it.
+const EXPLORED: Policy = Policy { canary: 0.0, exploration: 1.0, ..Policy::CODES };
 /// Floors decide.
 const FLOORS: Policy = Policy {
     coverage: 1.0,
@@ -50,10 +59,13 @@ const EXPANDED: Policy = Policy {
     expanded_keys: 4,
     ..Policy::SOUND
 };
-const POLICIES: [Policy; 12] = [
+const POLICIES: [Policy; 15] = [
     Policy::SOUND,
-    PAPER,
-    STRICT,
+    Policy::PAPER,
+    Policy::STRICT,
+    WATCHED,
+    RANKED,
+    EXPLORED,
     Policy::FAST,
     Policy::CODES,
     Policy::BARE,
@@ -65,19 +77,29 @@ const POLICIES: [Policy; 12] = [
     EXPANDED,
 ];
 
-/// Compares every path with the kernels, twice: what one step leaves behind is nothing to the next.
-fn compare<E: CacheElement>(case: &Case<E>, policy: &Policy, what: &str) {
+/// Compares every path with the kernels, twice: what one step leaves behind is nothing to the next. Gives the
+/// reasons for which any head was computed from the originals.
+fn compare<E: CacheElement>(case: &Case<E>, policy: &Policy, what: &str) -> u32 {
     let policy = &Policy { renew: 0, risk: 0.0, ..*policy };
-    let (expected, read) = Emulated::new(case, policy, [0; 2]).step(case, false);
+    let mut emulated = Emulated::new(case, policy, [0; 2]);
+    let (mut expected, read) = emulated.step(case, false);
     let Batch { problem, inputs, lengths, .. } = &case.batch;
     let what = format!("{} of {problem:?}, {inputs:?} {lengths:?}, {what}, {policy:?}", E::NAME);
     let mut step = Step::with_layout(*problem, policy, case.layout).unwrap();
-    for level in Level::available().iter().chain(Level::available().last()) {
+    let mut reasons = 0;
+    for (i, level) in Level::available().iter().chain(Level::available().last()).enumerate() {
+        if i > 0 && policy.exploration > 0.0 && policy.exploration < 1.0 {
+            // Each step draws other blocks.
+            (expected, _) = emulated.step(case, false);
+        }
         let mut results = Results::new(*problem);
         step.run_at(*level, case.slices(), results.out()).unwrap();
         results.check(&expected, *level, &what);
         assert_eq!(step.originals_read(), read, "{what}");
+        assert_eq!(step.checked(), emulated.plan.checked(lengths).unwrap(), "{what}");
+        reasons |= results.certificates.iter().fold(0, |all, certificate| all | certificate.reason());
     }
+    reasons
 }
 
 /// The same in the paper's layout.
@@ -121,22 +143,22 @@ fn every_policy_over_the_edges_of_blocks() {
 #[test]
 fn every_policy_in_the_papers_layout() {
     check_paper::<f16>(PROBLEM, EDGES, &POLICIES, 1);
-    check_paper::<bf16>(PROBLEM, EDGES, &[PAPER, ALL], 2);
+    check_paper::<bf16>(PROBLEM, EDGES, &[Policy::PAPER, ALL], 2);
     let problem = StepProblem { head_dim: 128, q_heads: 8, kv_heads: 2, ..PROBLEM };
-    check_paper::<f16>(problem, EDGES, &[PAPER, SOME_DENSE], 3);
-    check_paper::<bf16>(problem, EDGES, &[STRICT, Policy::BARE], 4);
+    check_paper::<f16>(problem, EDGES, &[Policy::PAPER, SOME_DENSE], 3);
+    check_paper::<bf16>(problem, EDGES, &[Policy::STRICT, Policy::BARE], 4);
     for input in Input::MADE {
-        check_paper::<f16>(PROBLEM, &[(input, 77), (input, 320)], &[PAPER], 5);
+        check_paper::<f16>(PROBLEM, &[(input, 77), (input, 320)], &[Policy::PAPER], 5);
     }
     let problem = StepProblem { q_heads: 9, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
-    check_paper::<f16>(problem, &[(Input::Normal, 1500)], &[PAPER], 8);
+    check_paper::<f16>(problem, &[(Input::Normal, 1500)], &[Policy::PAPER], 8);
 }
 
 #[test]
 fn every_kind_of_input() {
     for input in Input::MADE {
         check::<f16>(PROBLEM, &[(input, 77), (input, 320)], &[Policy::SOUND, SOME_DENSE, ALL], 5);
-        check::<bf16>(PROBLEM, &[(input, 141)], &[Policy::SOUND, PAPER], 6);
+        check::<bf16>(PROBLEM, &[(input, 141)], &[Policy::SOUND, Policy::PAPER], 6);
     }
 }
 
@@ -145,23 +167,24 @@ fn groups_of_more_than_eight_and_of_one() {
     for group in [1, 7, 8, 9, 16] {
         let problem = StepProblem { q_heads: group, kv_heads: 1, ..PROBLEM };
         let sequences = [(Input::Normal, 0), (Input::Sharp, 15), (Input::Outlier, 130)];
-        check::<f16>(problem, &sequences, &[Policy::SOUND, PAPER, Policy::BARE], 7);
+        check::<f16>(problem, &sequences, &[Policy::SOUND, Policy::PAPER, Policy::BARE], 7);
     }
 }
 
 #[test]
 fn sequences_of_several_parts() {
     let problem = StepProblem { q_heads: 4, kv_heads: 1, max_tokens: 2048, ..PROBLEM };
-    check::<f16>(problem, &[(Input::Normal, 1500)], &[Policy::FAST, STRICT, ALL], 8);
+    check::<f16>(problem, &[(Input::Normal, 1500)], &[Policy::FAST, Policy::STRICT, ALL], 8);
     check::<bf16>(problem, &[(Input::Sharp, 2047)], &[Policy::SOUND], 9);
     // More than a thousand blocks: several blocks of a part for a thread, and several parts for a thread
     // block.
     let problem = StepProblem { q_heads: 2, kv_heads: 1, max_tokens: 20_000, ..PROBLEM };
-    check::<f16>(problem, &[(Input::Diffuse, 17_001)], &[PAPER], 10);
+    check::<f16>(problem, &[(Input::Diffuse, 17_001)], &[Policy::PAPER], 10);
 }
 
 #[test]
 fn what_is_not_finite_takes_the_same_way() {
+    let mut reasons = 0;
     for (spoilt, every) in [
         (Spoilt::Queries, 1),
         (Spoilt::Queries, 300),
@@ -175,11 +198,15 @@ fn what_is_not_finite_takes_the_same_way() {
         for layout in Layout::ALL {
             let mut case = Case::<f16>::with_layout(PROBLEM, &sequences, 11, layout);
             case.spoil(spoilt, every, 12);
-            for policy in [Policy::SOUND, Policy::CODES, Policy::BARE, ALL] {
-                compare(&case, &policy, &format!("{spoilt:?} every {every}, {layout:?}"));
+            for policy in [Policy::SOUND, Policy::CODES, Policy::BARE, ALL, WATCHED, EXPLORED] {
+                reasons |= compare(&case, &policy, &format!("{spoilt:?} every {every}, {layout:?}"));
             }
         }
     }
+    // Everything was found that there is to find by steps that choose for themselves.
+    let found =
+        reason::CANARY | reason::RANKING | reason::BOUNDARY | reason::QUERY_NOT_FINITE | reason::NO_BOUND;
+    assert_eq!(reasons & found, found, "{reasons:#b}");
 }
 
 /// Warps of a group are shared out where threads would else be idle: whoever computes them, the bits are the
@@ -195,8 +222,10 @@ fn any_number_of_threads_gives_the_same_bits() {
         let case = Case::<f16>::new(problem, sequences, 14);
         for threads in [1, 2, 3, 16] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            for policy in [Policy::SOUND, ALL, SOME_DENSE] {
-                pool.install(|| compare(&case, &policy, &format!("{threads} threads")));
+            for policy in [Policy::SOUND, ALL, SOME_DENSE, WATCHED] {
+                pool.install(|| {
+                    compare(&case, &policy, &format!("{threads} threads"));
+                });
             }
         }
     }
@@ -419,8 +448,6 @@ fn what_does_not_fit_is_refused() {
         let error = Step::new(problem, &Policy::SOUND).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
-    let error = Step::new(PROBLEM, &Policy::STRICT).unwrap_err().to_string();
-    assert!(error.contains("ranking and canary"), "{error}");
     let error = Step::new(PROBLEM, &Policy { coverage: 2.0, ..Policy::SOUND }).unwrap_err().to_string();
     assert!(error.contains("coverage is 2"), "{error}");
 }

@@ -55,6 +55,8 @@ struct Step {
     race_check: bool,
     /// Whether stored data change after they were written.
     fault: bool,
+    /// Whether an element of the last query head of the last sequence is no number.
+    no_number: bool,
     /// What a block has of shared memory, at the most.
     shared_bytes: u32,
 }
@@ -113,6 +115,7 @@ const PLAIN: Step = Step {
     slots: None,
     race_check: false,
     fault: false,
+    no_number: false,
     shared_bytes: u32::MAX,
 };
 
@@ -185,6 +188,8 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("watched", WATCHED), slots: Some((2, 3)), fault: true, ..small },
         Step { group: 9, policy: ("watched", WATCHED), slots: Some((40, 7)), ..PLAIN },
         Step { policy: ("explored", EXPLORED), fault: true, ..PLAIN },
+        Step { policy: ("watched", WATCHED), no_number: true, ..PLAIN },
+        Step { policy: ("sound", Policy::SOUND), slots: Some((2, 3)), no_number: true, ..PLAIN },
         Step { sequences: EDGES, group: 3, policy: ("all", ALL), slots: Some((2, 3)), ..PLAIN },
         Step { group: 7, policy: ("strict", Policy::STRICT), kv_heads: 1, ..PLAIN },
         Step {
@@ -211,6 +216,7 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("paper", Policy::PAPER), slots: Some((2, 3)), layout: Layout::Paper, ..small },
         Step { group: 9, policy: ("watched", WATCHED), slots: Some((40, 7)), ..paper },
         Step { policy: ("explored", EXPLORED), fault: true, ..paper },
+        Step { policy: ("watched", WATCHED), no_number: true, ..paper },
         Step { group: 3, policy: ("all", ALL), slots: Some((2, 3)), ..paper },
         Step { policy: ("some dense", SOME_DENSE), ..paper },
         Step { policy: ("bare, two passes", Policy { renew: 0, ..Policy::BARE }), ..paper },
@@ -283,6 +289,7 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
         slots,
         race_check,
         fault,
+        no_number,
         shared_bytes,
     } = step;
     let problem = StepProblem {
@@ -302,10 +309,11 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
     let text: Vec<String> = sequences.iter().map(|(input, length)| format!("{input} {length}")).collect();
     let kernels = kernels.within(shared_bytes);
     let fault = if fault { " with faults" } else { "" };
+    let no_number = if no_number { " with a query that is no number" } else { "" };
     let lean = if shared_bytes == LEAN { " in 99 KiB" } else { "" };
     let scratch = slots.map_or(String::new(), |(keys, values)| format!(" slots={keys},{values}"));
     let label = format!(
-        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}{fault}{lean}{}: {}",
+        "{} heads={}/{kv_heads} head_dim={head_dim} of {max_tokens} {}{scratch}{fault}{no_number}{lean}{}: {}",
         E::NAME,
         problem.q_heads,
         policy.0,
@@ -335,7 +343,12 @@ fn run<E: StepElement + CertifiedElement>(
     problem: StepProblem,
     step: Step,
 ) -> Result<Vec<OutputBuffer>, CaseError> {
-    let batch = Batch::<E>::new(problem, step.sequences, 5, 9);
+    let mut batch = Batch::<E>::new(problem, step.sequences, 5, 9);
+    if step.no_number
+        && let Some(last) = batch.queries.last_mut()
+    {
+        *last = E::from_f32(f32::NAN);
+    }
     let mut trial = Trial::with_layout(device, problem, batch.blocks(), step.layout)?
         .with_rounding(step.policy.1.rounding(3));
     trial.load(&batch)?;
@@ -382,7 +395,9 @@ fn run<E: StepElement + CertifiedElement>(
             break;
         }
     }
-    for (name, words) in plan.between()? {
+    // What is between has masses then that are no numbers, of no particular bits.
+    let between = if step.no_number { Vec::new() } else { plan.between()? };
+    for (name, words) in between {
         outputs.push(if name.starts_with("gathered") {
             // Sums, of which those of infinite terms are no numbers: one is as good as any.
             OutputBuffer::new(name, words.into_iter().map(f32::from_bits).collect::<Vec<f32>>())

@@ -206,12 +206,13 @@ pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
         if wants_keys {
             let exact = original_scores::<E, D>(&query, key_tile, lane);
             let mut differs = false;
-            if watch.compares() && query.finite {
+            // All lanes multiply, whatever their rows' queries are.
+            if watch.compares() {
                 let quantized = tile.products(&query, lane).0;
                 let allowed = record.delta() + delta_original::<D>(&query, record.kappa()) + watch.guard;
                 unroll!(for i in 0..4 {
                     let difference = abs(exact[i / 2][i % 2] - quantized[i / 2][i % 2]) * query.scale;
-                    differs |= beyond(difference, allowed);
+                    differs |= query.finite && beyond(difference, allowed);
                 });
             }
             let of_rows = warp::warp_vote_ballot(FULL_MASK, differs);
@@ -240,12 +241,19 @@ pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
     }
 }
 
-/// What is not a number is beyond a number; nothing is beyond what is none.
+/// Whether a difference is larger than it may be: what is not a number is beyond a number, and nothing is beyond
+/// what is none.
 // Hence `!(x <= y)`.
 #[allow(clippy::neg_cmp_op_on_partial_ord)]
 #[inline(always)]
-fn beyond(x: f32, allowed: f32) -> bool {
+pub fn beyond(x: f32, allowed: f32) -> bool {
     allowed < f32::INFINITY && !(x <= allowed)
+}
+
+/// At most the norm whose square this is, as a sum of up to 256 squares: 150 roundings of the sum, and the root's.
+#[inline(always)]
+pub fn norm_below(squares: f32) -> f32 {
+    sqrt(squares) * (1.0 - 1.0 / 4096.0)
 }
 
 /// Whether a value is further from its quantized form than η, or longer than ν: a warp's work, the same in
@@ -272,15 +280,13 @@ fn values_differ<E: Half, const D: usize>(
             });
         });
     });
-    // 150 roundings of a sum of squares, and the root's.
-    let root = |squares: f32| sqrt(squares) * (1.0 - 1.0 / 4096.0);
     let mut differs = false;
     unroll!(for i in 0..4 {
         unroll!(for k in 2..5 {
             errors[i] += warp_shuffle_xor(FULL_MASK, errors[i], 1 << k, 32);
             sizes[i] += warp_shuffle_xor(FULL_MASK, sizes[i], 1 << k, 32);
         });
-        differs |= beyond(root(errors[i]), record.eta()) || beyond(root(sizes[i]), record.nu);
+        differs |= beyond(norm_below(errors[i]), record.eta()) || beyond(norm_below(sizes[i]), record.nu);
     });
     warp::warp_vote_any(FULL_MASK, differs)
 }

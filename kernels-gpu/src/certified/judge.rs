@@ -187,7 +187,7 @@ pub struct Exact {
 impl Exact {
     /// That of a row over keys and values of these norms at most.
     #[inline(always)]
-    pub(super) fn new<E: Half, const D: usize>(
+    pub fn new<E: Half, const D: usize>(
         query: &Query,
         softmax_scale: f32,
         nu: f32,
@@ -208,7 +208,7 @@ impl Exact {
 
     /// As the certificate of a head whose step was `of_step`.
     #[inline(always)]
-    pub(super) fn certificate(self, of_step: Certificate, rung_and_reason: u32) -> Certificate {
+    pub fn certificate(self, of_step: Certificate, rung_and_reason: u32) -> Certificate {
         let Exact { e_key, e_round, delta, .. } = self;
         let likely = e_key + e_round;
         Certificate { e_key, e_val: 0.0, e_round, likely, tail_mass: 0.0, delta, rung_and_reason, ..of_step }

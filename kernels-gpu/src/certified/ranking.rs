@@ -60,7 +60,7 @@ pub const fn rank_layout() -> RankLayout {
 
 /// Masses order like their bits; of equal ones the first block comes first. 0 is no block.
 #[inline(always)]
-fn key(mass: f32, block: u32) -> u64 {
+pub fn key(mass: f32, block: u32) -> u64 {
     (mass.to_bits() as u64) << 32 | !block as u64
 }
 

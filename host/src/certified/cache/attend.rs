@@ -15,8 +15,7 @@ impl<E: CacheElement> TieredCache<E> {
     /// It allocates nothing, waits for nothing, and can be captured, together with appends. What it reads
     /// from host memory comes into the scratch on the way; the bits of output and certificates are the same
     /// whatever is there, and whether the kernels or, on the CPU, [`cpu::Step`](super::super::cpu::Step)
-    /// computes them. A policy that checks the order of blocks or what is stored runs through the kernels on
-    /// the CPU too, for [`cpu::Step`](super::super::cpu::Step) has no such checks.
+    /// computes them.
     ///
     /// # Errors
     /// [`CacheError::Plan`], [`CacheError::Layout`], [`CacheError::Length`], and nothing is launched;
@@ -80,7 +79,7 @@ impl<E: CacheElement> TieredCache<E> {
             }
         }
         let handles = self.step_handles(problem.sequences as usize, queries)?;
-        if self.on_slices(stream) && plan.runs_on_slices() {
+        if self.on_slices(stream) {
             // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
             // returns; the rest as below.
             return unsafe { plan.run_on_slices(&handles, out) };

@@ -34,7 +34,7 @@ pub(super) struct Chosen {
     /// Thread blocks that replace.
     pub(super) replacers: usize,
     /// Masses and errors of the rows' blocks, [rows, blocks].
-    weights: Vec<[f32; 2]>,
+    pub(super) weights: Vec<[f32; 2]>,
     /// What the threads of a block that weighs add up.
     threads: Vec<Own>,
     /// A part's list: of each entry and row whether its keys and its values are chosen, bits as in

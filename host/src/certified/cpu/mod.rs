@@ -23,6 +23,7 @@ mod query;
 mod replace;
 mod stages;
 mod tile;
+mod watch;
 mod write;
 
 pub use crate::simd_level::Level;
@@ -32,11 +33,12 @@ pub(crate) use write::{Chances, channel, put_key, quantize};
 
 use super::step::{again_shape, step_shape};
 use super::{
-    Annotation, BLOCK_TOKENS, Certificate, Error, Layout, OriginalsRead, Policy, Result, StepProblem,
+    Annotation, BLOCK_TOKENS, Certificate, Checked, Error, Layout, OriginalsRead, Policy, Result, StepProblem,
 };
 use crate::attention::Half;
 use crate::attention::cpu::TILES_ALONE;
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
+use crate::attention::cpu::run;
 use crate::attention::cpu::softmax::MAX_WARPS;
 use crate::attention::dense;
 use choose::Chosen;
@@ -45,12 +47,13 @@ use kernels_gpu::attention::{part_floats, warps};
 use kernels_gpu::certified::carried::carried_warps;
 use kernels_gpu::certified::layout::TileLayout;
 use kernels_gpu::certified::parts::weighing_blocks;
-use kernels_gpu::certified::{StepShape, Thresholds};
+use kernels_gpu::certified::{StepShape, Thresholds, Watch};
 use list::{List, OwnLists, Used};
 use pass::{Note, RowGroup, Scratch, View};
 use rayon::prelude::*;
 use stages::{Share, Stages, Threads};
 use std::cell::RefCell;
+use watch::{Watched, Watching, settle};
 
 /// Full blocks of a sequence up to which a group of rows is one task, all stages of it, if there are as many
 /// groups as threads: waiting for each other after each stage would take longer than what sharing it out
@@ -118,6 +121,11 @@ pub struct Step {
     norms: Vec<[f32; 2]>,
     dense_rows: Vec<u32>,
     trailing: u64,
+    /// What is checked after a step, and steps so far.
+    watch: Option<Watch>,
+    clock: u32,
+    /// What was looked at, of each group.
+    watched: Vec<Watched>,
 }
 
 impl Step {
@@ -125,8 +133,7 @@ impl Step {
     /// query heads, as sequences grow; without a certificate, and where nothing may be promoted, nothing.
     ///
     /// # Errors
-    /// As [`StepPlan::new`](super::StepPlan::new); [`Error::Policy`] for a policy that checks the order of
-    /// blocks or what is stored: these checks have kernels and no path of their own here.
+    /// As [`StepPlan::new`](super::StepPlan::new).
     pub fn new(problem: StepProblem, policy: &Policy) -> Result<Self> {
         Self::with_layout(problem, policy, Layout::Compact)
     }
@@ -137,11 +144,6 @@ impl Step {
     /// As [`new`](Self::new); [`Error::CarriedLayout`].
     pub fn with_layout(problem: StepProblem, policy: &Policy, layout: Layout) -> Result<Self> {
         let shape = step_shape(problem, policy, layout)?;
-        if policy.watch().is_some() {
-            let what =
-                "ranking and canary are checks of the kernels alone: run a StepPlan, or switch them off";
-            return Err(Error::Policy { what: what.into() });
-        }
         let StepProblem { sequences, kv_heads, .. } = problem;
         let mut groups = Vec::new();
         for sequence in 0..sequences as usize {
@@ -180,6 +182,9 @@ impl Step {
             norms: vec![[0.0; 2]; groups.len()],
             dense_rows: vec![0; groups.len()],
             trailing: 0,
+            watch: policy.watch(),
+            clock: 0,
+            watched: groups.iter().map(|_| Watched::default()).collect(),
             groups,
         })
     }
@@ -247,6 +252,20 @@ impl Step {
             64 => self.run_with::<E, 64>(level, slices, lists, out),
             _ => self.run_with::<E, 128>(level, slices, lists, out),
         }
+    }
+
+    /// How many steps there were: blocks are drawn by it, for [`Policy::exploration`].
+    pub(super) fn clock(&mut self) -> &mut u32 {
+        &mut self.clock
+    }
+
+    /// What the checks of the last step read, as [`StepPlan::checked`](super::StepPlan::checked) counts it.
+    pub fn checked(&self) -> Checked {
+        let mut checked = Checked::default();
+        if self.watch.is_some() {
+            self.watched.iter().for_each(|watched| checked.add(watched.checked));
+        }
+        checked
     }
 
     /// What the last step read of the originals, as
@@ -325,6 +344,7 @@ impl Step {
             deviations: self.thresholds.deviations,
         };
         let (thresholds, shape, carries) = (self.thresholds, self.shape, self.carries);
+        let (self_watch, clock) = (self.watch, self.clock);
         let again = self.again_shape;
         let weighing = weighing_blocks(self.problem.sequences * self.problem.q_heads, shape.parts);
         let mut shares = self.shares(view, D, lists, output, lse, certificates);
@@ -335,12 +355,17 @@ impl Step {
         if tiles <= TILES_ALONE {
             pieces.count = 1;
         }
-        let stages = Stages { level, view, thresholds, carries, weighing, pieces, again };
+        let watching = self_watch.map(|watch| Watching { watch, step: clock });
+        let stages = Stages { level, view, thresholds, carries, weighing, pieces, again, watching };
         if most <= BLOCKS_TOGETHER && shares.len() >= rayon::current_num_threads() {
             let shares = shares.iter_mut().collect();
             each(shares, tiles, |share| stages.run::<E, D>(std::slice::from_mut(share), Threads::This));
         } else {
             stages.run::<E, D>(&mut shares, Threads::All);
+        }
+        if watching.is_some() {
+            settle::<E, D>(&mut shares, view, |work| run(level, work));
+            self.clock = clock.wrapping_add(1);
         }
         if self.dense_rows.iter().any(|rows| *rows != 0) {
             let Slices { queries, keys, values, table, lengths, .. } = slices;
@@ -381,9 +406,10 @@ impl Step {
         let mut again_partials = &mut self.again_partials[..];
         let mut lists = list::deal(lists, shape, every);
         let memory = self.partials.chunks_exact_mut(of_group).zip(&mut self.chosen).zip(&mut self.used);
-        let found = self.norms.iter_mut().zip(&mut self.dense_rows);
+        let found = self.norms.iter_mut().zip(&mut self.dense_rows).zip(&mut self.watched);
         let mut shares = Vec::with_capacity(self.groups.len());
-        for ((group, ((partials, chosen), used)), (norms, dense)) in self.groups.iter().zip(memory).zip(found)
+        for ((group, ((partials, chosen), used)), ((norms, dense), watched)) in
+            self.groups.iter().zip(memory).zip(found)
         {
             let list = lists.next();
             let exact =
@@ -416,6 +442,7 @@ impl Step {
                 chosen,
                 norms,
                 dense,
+                watched,
                 // Rows of outputs are in the groups' order.
                 output: output.split_off_mut(..group.rows * head_dim).unwrap_or_default(),
                 lse: lse.split_off_mut(..group.rows).unwrap_or_default(),

@@ -84,6 +84,15 @@ pub(super) struct RowGroup {
     pub(super) rows: usize,
 }
 
+impl RowGroup {
+    /// Which it is of all.
+    pub(super) fn index(&self, shape: StepShape) -> usize {
+        let pair = self.sequence * shape.kv_heads as usize + self.head;
+        let of_head = self.first_row - pair * shape.group as usize;
+        pair * shape.row_groups() as usize + of_head / MAX_ROWS
+    }
+}
+
 /// A thread's memory, used again and again.
 pub(super) struct Scratch {
     pub(super) queries: Queries,
@@ -125,7 +134,10 @@ impl Scratch {
 
     /// Products of the rows with a block's original keys, before any scaling.
     #[inline(always)]
-    fn original_scores<E: Half, L: Lanes, const D: usize>(&mut self, keys: &[u16]) -> [Floats; MAX_ROWS] {
+    pub(super) fn original_scores<E: Half, L: Lanes, const D: usize>(
+        &mut self,
+        keys: &[u16],
+    ) -> [Floats; MAX_ROWS] {
         L::keys::<E, Sixteens>(keys, D, &mut self.keys);
         let mut scores = [[0f32; TOKENS]; MAX_ROWS];
         let rows = self.queries.rows;

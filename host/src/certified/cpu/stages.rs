@@ -9,6 +9,7 @@ use super::gather::{Gather, MergeWarps};
 use super::list::{List, Next, Used, Visits};
 use super::pass::{Note, Pass, RowGroup, View};
 use super::replace::Replace;
+use super::watch::{Audit, Watched, Watching};
 use super::{each, with_scratch, with_warps};
 use crate::attention::Half;
 use crate::attention::cpu::pieces::Pieces;
@@ -56,6 +57,8 @@ pub(super) struct Share<'a> {
     pub(super) norms: &'a mut [f32; 2],
     /// Rows that want the dense rung.
     pub(super) dense: &'a mut u32,
+    /// What is checked afterwards, if anything is.
+    pub(super) watched: &'a mut Watched,
     pub(super) output: &'a mut [f32],
     pub(super) lse: &'a mut [f32],
     pub(super) certificates: &'a mut [Certificate],
@@ -89,6 +92,8 @@ pub(super) struct Stages<'a> {
     pub(super) pieces: Pieces,
     /// The shape of a second pass.
     pub(super) again: StepShape,
+    /// The checks after a step, if anybody asks.
+    pub(super) watching: Option<Watching>,
 }
 
 impl Stages<'_> {
@@ -109,6 +114,9 @@ impl Stages<'_> {
             let over = self.finish::<E, D>(share);
             let Some(list) = &share.list else { continue };
             share.left = list.turn.after(over, self.thresholds.retry);
+        }
+        if let Some(watching) = self.watching {
+            self.check::<E, D>(shares, threads, watching);
         }
         self.again::<E, D>(shares, threads);
         for share in shares.iter_mut().filter(|share| share.list.is_some()) {
@@ -295,6 +303,33 @@ impl Stages<'_> {
             if let (Some(norms), Some(found)) = (norms, found) {
                 *norms = found;
             }
+        });
+    }
+
+    /// `audit` and `rank`: what is found is left with the shares.
+    fn check<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads, watching: Watching) {
+        let Stages { level, view, thresholds, .. } = self;
+        let Watching { watch, .. } = watching;
+        let mut tasks = Vec::new();
+        let mut all = 0;
+        for share in shares.iter_mut() {
+            let Share { group, blocks, notes, chosen, watched, .. } = share;
+            watched.begin(watching, *group, view.shape, &chosen.entries, *blocks);
+            all += watched.tiles();
+            let (notes, pass) = (&notes[..], &chosen.pass[..]);
+            tasks.extend(watched.tasks().map(|of_blocks| (*group, notes, pass, of_blocks)));
+        }
+        threads.each(tasks, all, |(group, notes, pass, (entries, masses, found))| {
+            with_scratch(|scratch| {
+                let element = PhantomData;
+                let work =
+                    Audit::<E, D> { view, group, watch, entries, notes, pass, masses, scratch, element };
+                *found = run(level, work);
+            });
+        });
+        let all: usize = shares.iter().map(|share| share.blocks * share.group.rows).sum();
+        threads.each(shares.iter_mut().collect(), all / 16, |share: &mut Share<'_>| {
+            share.watched.end(watch, thresholds, share.group.rows, share.chosen, share.notes);
         });
     }
 

@@ -164,6 +164,12 @@ impl Unpacked {
         L::values::<f16>(&self.restored[..TOKENS * D], D, &mut self.values);
     }
 
+    /// The restored values, [16, D].
+    #[inline(always)]
+    pub(super) fn restored<const D: usize>(&self) -> &[u16] {
+        &self.restored[..TOKENS * D]
+    }
+
     /// Adds weights times the restored values to the outputs of the rows, [D / 16, rows, 2]: those of rounded
     /// weights and those of what rounding has cut off.
     #[inline(always)]

@@ -164,6 +164,13 @@ pub struct Checked {
 }
 
 impl Checked {
+    /// With what the checks of another group of rows have read.
+    pub(super) fn add(&mut self, other: Self) {
+        self.quantized_tiles += other.quantized_tiles;
+        self.key_tiles += other.key_tiles;
+        self.value_tiles += other.value_tiles;
+    }
+
     /// Bytes of all of them, of tiles in this layout.
     pub const fn bytes(self, layout: TileLayout) -> u64 {
         self.quantized_tiles * layout.bytes as u64

@@ -278,6 +278,9 @@ impl<E: StepElement> StepPlan<E> {
     /// # Errors
     /// What the device reports.
     pub fn checked(&self, lengths: &[u32]) -> Result<Checked> {
+        if let Some(step) = &self.on_slices {
+            return Ok(step.checked());
+        }
         let Some(watching) = &self.watching else { return Ok(Checked::default()) };
         watching.checked(&self.carried.lists.to_vec()?, lengths, self.shape)
     }

@@ -5,15 +5,9 @@ use crate::certified::{Result, cpu};
 use crate::cpu::handles::{slice, slice_mut};
 
 impl<E: StepElement> StepPlan<E> {
-    /// Whether the CPU's own path has all that the policy asks for: not the checks of the order of blocks and
-    /// of what is stored, which have kernels alone.
-    pub fn runs_on_slices(&self) -> bool {
-        self.watching.is_none()
-    }
-
     /// The same step by the CPU's own path: the bits of [`run`](Self::run) in all that is returned, in the
-    /// scratch and its traffic, and in [`originals_read`](Self::originals_read). It needs no stream, and
-    /// cannot be captured; the first run allocates, later ones where sequences have grown.
+    /// scratch and its traffic, in [`originals_read`](Self::originals_read) and [`checked`](Self::checked). It
+    /// needs no stream, and cannot be captured; the first run allocates, later ones where sequences have grown.
     ///
     /// # Safety
     /// As [`run`](Self::run), and all is host memory that the call alone uses.
@@ -56,7 +50,19 @@ impl<E: StepElement> StepPlan<E> {
             };
             (slices, near, lists, out)
         };
+        // Steps by kernels and on slices are counted together.
+        let clock = match &mut self.watching {
+            // SAFETY: as above.
+            Some(watching) => unsafe { slice_mut(watching.clock.global_mut()) }.first_mut(),
+            None => None,
+        };
+        if let Some(clock) = &clock {
+            *step.clock() = **clock;
+        }
         let done = step.run_carried(slices, lists, out).and_then(|()| step.admit(slices, near));
+        if let Some(clock) = clock {
+            *clock = *step.clock();
+        }
         self.on_slices = Some(step);
         done
     }
