@@ -8,8 +8,9 @@ use common::{ALL, Case, Emulated, PROBLEM, Results, Spoilt, Words};
 use half::{bf16, f16};
 use host::certified::cpu::{Level, Lists, Step};
 use host::certified::proof::{Batch, Input};
-use host::certified::{CacheElement, OriginalsRead, Policy, StepProblem};
+use host::certified::{CacheElement, Checked, OriginalsRead, Policy, StepProblem};
 use kernels_gpu::certified::carried::{Promoted, mode};
+use kernels_gpu::certified::policy::reason;
 use kernels_gpu::certified::{Entry, ListHead};
 use proptest::prelude::*;
 use simt::Zeroable;
@@ -38,7 +39,15 @@ const fn renewed(policy: Policy, renew: u32) -> Policy {
 /// All are, and what is over budget is left to the dense rung from the second step on.
 const LEFT: Policy = Policy { error_budget: 0.0, ..Policy::SOUND };
 
-const POLICIES: [Policy; 13] = [
+/// What is promoted is compared with its originals, and some of the other blocks.
+const WATCHED: Policy = Policy { canary: 1e-6, exploration: 0.2, ..renewed(FEW, 2) };
+/// Nothing is promoted, and all of it compared.
+const EXPLORED: Policy = Policy { canary: 0.0, exploration: 1.0, max_keys: 1, ..renewed(Policy::CODES, 1) };
+
+const POLICIES: [Policy; 16] = [
+    Policy { canary: 1e-6, exploration: 0.01, ..renewed(Policy::SOUND, 3) },
+    WATCHED,
+    EXPLORED,
     renewed(Policy::SOUND, 1),
     renewed(Policy::SOUND, 2),
     renewed(Policy::SOUND, 8),
@@ -97,31 +106,37 @@ impl<E: CacheElement> Steps<E> {
         )
     }
 
-    /// What the kernels give in each step.
-    fn kernels(&mut self, policy: &Policy) -> Vec<(Words, OriginalsRead)> {
+    /// What the kernels give in each step, and what they read.
+    fn kernels(&mut self, policy: &Policy) -> Vec<(Words, OriginalsRead, Checked)> {
         let mut emulated = Emulated::new(&self.case, policy, [0; 2]);
         let mut all = Vec::new();
         for step in 0..self.lengths.len() {
             self.to(step);
-            all.push(emulated.step(&self.case, false));
+            let (words, read) = emulated.step(&self.case, false);
+            all.push((words, read, emulated.plan.checked(&self.lengths[step]).unwrap()));
         }
         all
     }
 
-    /// Compares every path with the kernels.
-    fn compare(&mut self, policy: &Policy, what: &str) {
+    /// Compares every path with the kernels. Gives the reasons for which any head was computed from the
+    /// originals.
+    fn compare(&mut self, policy: &Policy, what: &str) -> u32 {
         let expected = self.kernels(policy);
+        let mut reasons = 0;
         for level in Level::available() {
             let mut own = Step::new(self.case.batch.problem, policy).unwrap();
-            for (step, (expected, read)) in expected.iter().enumerate() {
+            for (step, (expected, read, checked)) in expected.iter().enumerate() {
                 self.to(step);
                 let what = self.describe(step, what, policy);
                 let mut results = Results::new(self.case.batch.problem);
                 own.run_at(*level, self.case.slices(), results.out()).unwrap();
                 results.check(expected, *level, &what);
                 assert_eq!(own.originals_read(), *read, "{what}");
+                assert_eq!(own.checked(), *checked, "{what}");
+                reasons |= results.certificates.iter().fold(0, |all, certificate| all | certificate.reason());
             }
         }
+        reasons
     }
 
     /// The same with the kernels' lists and scratch, on the kernels in some steps and on slices in the
@@ -142,6 +157,8 @@ impl<E: CacheElement> Steps<E> {
             let expected = kernels.step(&self.case, false);
             let got = mixed.step(&self.case, *on_slices);
             assert!(expected == got, "{what}, {on_slices}");
+            let checked = [&kernels, &mixed].map(|which| which.plan.checked(&self.lengths[step]).unwrap());
+            assert_eq!(checked[0], checked[1], "{what}, {on_slices}");
             let (expected, got) = (kernels.scratch_contents(), mixed.scratch_contents());
             assert_eq!(expected.1, got.1, "directory, {what}");
             assert!(expected.0 == got.0, "near tiles, {what}");
@@ -190,6 +207,7 @@ fn every_kind_of_input() {
 
 #[test]
 fn what_is_not_finite_takes_the_same_way() {
+    let mut reasons = 0;
     for (spoilt, every) in [
         (Spoilt::Queries, 1),
         (Spoilt::Queries, 300),
@@ -201,16 +219,20 @@ fn what_is_not_finite_takes_the_same_way() {
         (Spoilt::Annotations, 5),
     ] {
         let left = Policy { retry: 2, ..renewed(LEFT, 1) };
-        for policy in [FEW, renewed(Policy::SOUND, 1), renewed(Policy::CODES, 1), renewed(ALL, 2), left] {
+        let plain = [FEW, renewed(Policy::SOUND, 1), renewed(Policy::CODES, 1), renewed(ALL, 2), left];
+        for policy in plain.into_iter().chain([WATCHED, EXPLORED]) {
             let inputs = [Input::Normal, Input::Sharp];
-            Steps::<f16>::new(PROBLEM, &inputs, growing(&[97, 64], 1, 4), 8)
+            reasons |= Steps::<f16>::new(PROBLEM, &inputs, growing(&[97, 64], 1, 4), 8)
                 .spoil(spoilt, every)
                 .compare(&policy, "");
-            Steps::<bf16>::new(PROBLEM, &inputs[..1], growing(&[120], 3, 4), 9)
+            reasons |= Steps::<bf16>::new(PROBLEM, &inputs[..1], growing(&[120], 3, 4), 9)
                 .spoil(spoilt, every)
                 .compare(&policy, "");
         }
     }
+    // Everything was found that there is to find by steps of one pass.
+    let found = reason::CANARY | reason::EARLIER | reason::QUERY_NOT_FINITE | reason::NO_BOUND;
+    assert_eq!(reasons & found, found, "{reasons:#b}");
 }
 
 /// A list serves any sequence: the row's is shorter now, then another one.
@@ -268,8 +290,10 @@ fn any_number_of_threads_gives_the_same_bits() {
         let mut steps = Steps::<f16>::new(problem, inputs, growing(first, 3, 4), 15);
         for threads in [1, 2, 3, 16] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            for policy in [renewed(Policy::SOUND, 2), renewed(ALL, 1), renewed(SOME_DENSE, 1)] {
-                pool.install(|| steps.compare(&policy, &format!("{threads} threads")));
+            for policy in [renewed(Policy::SOUND, 2), renewed(ALL, 1), renewed(SOME_DENSE, 1), WATCHED] {
+                pool.install(|| {
+                    steps.compare(&policy, &format!("{threads} threads"));
+                });
             }
         }
     }
@@ -281,7 +305,7 @@ fn paths_may_change_at_any_step() {
     let lengths = growing(&[140, 31], 7, 8);
     let inputs = [Input::Normal, Input::Sharp];
     for slots in [[0, 0], [3, 2], [40, 0], [0, 7], [200, 200]] {
-        for policy in [FEW, renewed(FEW, 3), renewed(ALL, 2), renewed(Policy::CODES, 1)] {
+        for policy in [FEW, renewed(FEW, 3), renewed(ALL, 2), renewed(Policy::CODES, 1), WATCHED] {
             for on_slices in [[true; 8], [false, true, true, false, false, true, false, true]] {
                 let mut steps = Steps::<f16>::new(PROBLEM, &inputs, lengths.clone(), 16);
                 steps.mix(&policy, slots, &on_slices);

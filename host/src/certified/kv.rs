@@ -236,6 +236,7 @@ pub(super) fn head_report(certificate: &Certificate) -> HeadReport {
         skipped: 0,
         skipped_mass: None,
         audit: None,
+        changed: Rung::of(certificate.rung()) == Rung::Layer,
     }
 }
 

@@ -1,15 +1,12 @@
 //! What is promoted, and when a head is computed exactly: every threshold in one place, with named presets.
 
+use kernels_gpu::certified::carried::MAX_RETRY;
 use kernels_gpu::certified::layout::{BLOCK_TOKENS, Rounding};
 use kernels_gpu::certified::parts::MAX_BLOCKS;
 use kernels_gpu::certified::policy::{Thresholds, Watch, reason, rung};
 use kernels_gpu::certified::ranking::MAX_DEPTH;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-
-/// Renewals that a row may be left to the dense rung for: what there is room for in
-/// [`Promoted`](kernels_gpu::certified::carried::Promoted).
-const MAX_RETRY: u32 = u8::MAX as u32;
 
 /// The thresholds of the ladder.
 ///
@@ -75,9 +72,11 @@ pub struct Policy {
     pub ranking: u32,
     /// ε_guard: scores by quantized and by original keys may differ by Δ, the rounding of both and this much;
     /// a block where they do by more, or whose values differ by more than η, sends the sequence to rung 4.
-    /// Infinite: nothing is compared.
+    /// Infinite: nothing is compared. With `renew` blocks are compared ahead of the steps that make a list
+    /// anew, and a sequence that was sent to rung 4 stays there.
     pub canary: f32,
-    /// The share of the blocks that are compared in each step though nobody promotes them.
+    /// The share of the blocks that are compared in each step though nobody promotes them. With `renew` those
+    /// of so many steps are compared in one.
     pub exploration: f32,
 }
 
@@ -269,9 +268,15 @@ impl Policy {
                 "exploration looks at blocks and canary is off: give canary an ε_guard, 1e-6 say".into(),
             );
         }
-        if self.renew > 0 && (self.ranking > 0 || self.canary < f32::INFINITY) {
+        if self.renew > 0 && self.ranking > 0 {
             return Some(format!(
-                "renew is {} and ranking or canary is on: these look at what a step has chosen for itself; set renew to 0",
+                "renew is {} and ranking is on: it looks at what a step has chosen for itself; set renew to 0",
+                self.renew
+            ));
+        }
+        if self.renew > 0 && self.certify && self.canary < f32::INFINITY && !self.promotes() {
+            return Some(format!(
+                "renew is {}, canary is on and nothing is ever promoted: what it finds is kept with the list; set renew to 0, or max_keys to 1",
                 self.renew
             ));
         }
@@ -353,9 +358,11 @@ impl Policy {
         }
     }
 
-    /// What is checked after a step, if anything.
+    /// What is checked after a step, or ahead of one that makes a list anew, if anything.
     pub(super) fn watch(&self) -> Option<Watch> {
-        let draw = (f64::from(self.exploration) * 2f64.powi(32)).round() as u64;
+        let steps = self.renew.max(1);
+        let share = (f64::from(self.exploration) * f64::from(steps)).min(1.0);
+        let draw = (share * 2f64.powi(32)).round() as u64;
         let watch = Watch { depth: self.ranking, guard: self.canary, draw };
         (watch.depth > 0 || watch.compares()).then_some(watch)
     }
@@ -415,6 +422,8 @@ impl fmt::Display for Rung {
 
 /// The reasons of a certificate in words; empty where nothing was wrong.
 pub fn reasons(bits: u32) -> Vec<&'static str> {
+    // What was not tried because of what has changed was over no budget.
+    let bits = if bits & reason::CANARY != 0 { bits & !reason::EARLIER } else { bits };
     let names = [
         (reason::ERROR_BUDGET, "the bound over its budget"),
         (reason::EARLIER, "an earlier step has found a head of the row over budget"),
@@ -442,6 +451,10 @@ mod tests {
         assert!(Policy::BARE.watch().is_none() && Policy::BARE.problem().is_none());
         let watch = Policy { exploration: 1.0, ..Policy::STRICT }.watch().expect("it checks");
         assert_eq!((watch.depth, watch.guard, watch.draw), (1, 1e-6, 1 << 32));
+        let carried = |exploration| Policy { canary: 0.0, exploration, ..Policy::SOUND };
+        assert_eq!(carried(1.0 / 256.0).problem(), None);
+        assert_eq!(carried(1.0 / 256.0).watch().expect("it checks").draw, 1 << 28);
+        assert_eq!(carried(0.5).watch().expect("it checks").draw, 1 << 32);
     }
 
     #[test]
@@ -455,7 +468,9 @@ mod tests {
         refused(Policy { exploration: 1.5, ..Policy::STRICT }, "exploration is 1.5");
         refused(Policy { exploration: 0.1, ..Policy::SOUND }, "canary is off");
         refused(Policy { canary: f32::NAN, ..Policy::SOUND }, "canary is NaN");
-        refused(Policy { canary: 0.0, renew: 0, ..Policy::BARE }, "certify is off");
+        refused(Policy { canary: 0.0, ..Policy::BARE }, "certify is off");
+        refused(Policy { canary: 0.0, ..Policy::CODES }, "set renew to 0, or max_keys to 1");
+        refused(Policy { retry: 64, ..Policy::SOUND }, "renewals up to 63");
         refused(Policy { ranking: 1, renew: 0, ..Policy::BARE }, "certify is off");
         refused(Policy { renew: 0, ..Policy::SOUND }, "set risk to 0");
         refused(Policy { bound: Bound::Paper, ..Policy::SOUND }, "the paper's");

@@ -148,8 +148,12 @@ const fn lone<const N: usize>(tokens: u32) -> [(Input, u32); N] {
 
 /// Every check, and a third of the other blocks looked at.
 const WATCHED: Policy = Policy { ranking: 3, canary: 1e-6, exploration: 0.33, ..CHOOSING };
+/// What a list has and some other blocks are looked at, ahead of every second step, and of every one.
+const WATCHED_CARRIED: Policy = Policy { canary: 1e-6, exploration: 0.17, renew: 2, ..Policy::SOUND };
+const WATCHED_ALL: Policy = Policy { canary: 1e-6, ..ALL_CARRIED };
 /// The same where nothing is promoted and everything is looked at.
 const EXPLORED: Policy = Policy { canary: 1e-6, exploration: 1.0, renew: 0, ..Policy::CODES };
+const EXPLORED_CARRIED: Policy = Policy { renew: 1, max_keys: 1, ..EXPLORED };
 
 fn steps(coverage: Coverage) -> Vec<Step> {
     // Looking for races takes its time with the hundreds of threads that choose: two heads, and two splits.
@@ -188,7 +192,12 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("watched", WATCHED), slots: Some((2, 3)), fault: true, ..small },
         Step { group: 9, policy: ("watched", WATCHED), slots: Some((40, 7)), ..PLAIN },
         Step { policy: ("explored", EXPLORED), fault: true, ..PLAIN },
+        Step { policy: ("watched, carried", WATCHED_CARRIED), slots: Some((2, 3)), fault: true, ..small },
+        Step { group: 9, policy: ("watched, carried", WATCHED_CARRIED), slots: Some((40, 7)), ..PLAIN },
+        Step { policy: ("watched, all", WATCHED_ALL), slots: Some((2, 3)), fault: true, ..PLAIN },
+        Step { policy: ("explored, carried", EXPLORED_CARRIED), fault: true, ..PLAIN },
         Step { policy: ("watched", WATCHED), no_number: true, ..PLAIN },
+        Step { policy: ("watched, all", WATCHED_ALL), slots: Some((2, 3)), no_number: true, ..PLAIN },
         Step { policy: ("sound", Policy::SOUND), slots: Some((2, 3)), no_number: true, ..PLAIN },
         Step { sequences: EDGES, group: 3, policy: ("all", ALL), slots: Some((2, 3)), ..PLAIN },
         Step { group: 7, policy: ("strict", Policy::STRICT), kv_heads: 1, ..PLAIN },
@@ -333,6 +342,8 @@ fn add<E: StepElement + CertifiedElement>(cases: &mut Vec<Case>, step: Step, hea
     // In the paper's layout no list is carried.
     let case =
         if layout == Layout::Compact { case.and(kernels.carry(policy.1.certify).info()) } else { case };
+    let compares_ahead = policy.1.renew > 0 && policy.1.watch().is_some();
+    let case = if compares_ahead { case.and(kernels.canary().info()) } else { case };
     let case = case.within(shared_bytes);
     cases.push(if race_check { case.race_checked() } else { case });
 }

@@ -151,6 +151,8 @@ impl<E: CacheElement> Step<E> {
                 continue;
             }
             self.settled.read.add(self.plan.originals_read(&self.input.lengths)?);
+            let checked = self.plan.checked(&self.input.lengths)?;
+            self.settled.checked += checked.bytes(self.geometry.layout());
             if self.policy.certify {
                 let certificates = self.out.certificates.to_vec()?;
                 let dense = certificates.iter().filter(|c| Rung::of(c.rung()).is_dense()).count();
@@ -161,7 +163,7 @@ impl<E: CacheElement> Step<E> {
         let settled = &mut self.settled;
         settled.output = self.out.output.to_vec()?;
         settled.lse = self.out.lse.to_vec()?;
-        settled.checked = self.plan.checked(&self.input.lengths)?.bytes(self.geometry.layout());
+        settled.checked /= settled.steps;
         if self.policy.certify {
             settled.certificates = self.out.certificates.to_vec()?;
         }

@@ -42,6 +42,8 @@ pub struct HeadReport {
     pub skipped_mass: Option<f32>,
     /// What was found where the head was held against all of its sequence.
     pub audit: Option<Audit>,
+    /// Whether stored data of its sequence were found to be no longer what they were.
+    pub changed: bool,
 }
 
 /// A head whose output was computed a second time, from everything there is.
@@ -66,6 +68,7 @@ impl HeadReport {
         skipped: 0,
         skipped_mass: None,
         audit: None,
+        changed: false,
     };
 }
 
@@ -133,6 +136,9 @@ pub struct Summary {
     pub mixed_heads: u64,
     /// Heads that were computed from the originals alone: the exact fallback.
     pub exact_heads: u64,
+    /// Heads of sequences whose stored data were found to have changed.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub changed_heads: u64,
     /// Blocks whose keys were used from their originals.
     pub original_keys: u64,
     /// Blocks whose values were.
@@ -160,6 +166,7 @@ impl Summary {
             relative_bound: head.bound.zip(head.norm).and_then(|(bound, norm)| Relative::of(bound, norm)),
             mixed_heads: u64::from(head.source == Source::Mixed),
             exact_heads: u64::from(head.source == Source::Originals),
+            changed_heads: head.changed.into(),
             original_keys: head.original_keys.into(),
             original_values: head.original_values.into(),
             skipped: head.skipped.into(),
@@ -181,6 +188,7 @@ impl Summary {
             },
             mixed_heads: self.mixed_heads + other.mixed_heads,
             exact_heads: self.exact_heads + other.exact_heads,
+            changed_heads: self.changed_heads + other.changed_heads,
             original_keys: self.original_keys + other.original_keys,
             original_values: self.original_values + other.original_values,
             skipped: self.skipped + other.skipped,
@@ -234,8 +242,20 @@ impl Summary {
         if self.bounded_heads > 0 || self.exact_heads > 0 {
             parts.push(format!("{} of {} heads computed exactly", self.exact_heads, self.heads));
         }
+        if self.changed_heads > 0 {
+            parts.push(format!(
+                "{} of them because stored data were found to have changed",
+                self.changed_heads
+            ));
+        }
         parts.join(", ")
     }
+}
+
+/// Most reports have none of it.
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_none(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Two digits that count.
@@ -277,6 +297,19 @@ mod tests {
         assert_eq!(unbounded.worst_bound, None);
         assert_eq!((one.and(unbounded).worst_bound, one.and(one).heads), (None, 8));
         assert_eq!(Summary::of(&StepReport::default()), None);
+    }
+
+    #[test]
+    fn what_has_changed_is_said() {
+        let heads =
+            vec![HeadReport { changed: true, ..head(0.5, Source::Originals) }, head(0.25, Source::Stored)];
+        let summary = Summary::of(&StepReport { heads }).expect("some");
+        assert_eq!(summary.changed_heads, 1);
+        assert!(summary.line().ends_with("1 of them because stored data were found to have changed"));
+        let sound = Summary::of(&StepReport { heads: vec![head(0.25, Source::Stored)] }).expect("one");
+        assert!(!sound.line().contains("changed") && sound.and(summary).changed_heads == 1);
+        let written = |summary| serde_json::to_string(&summary).expect("JSON");
+        assert!(!written(sound).contains("changed") && written(summary).contains("\"changed_heads\":1"));
     }
 
     #[test]

@@ -51,9 +51,29 @@ use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, bits, kernel, thre
 pub struct AuditLayout {
     /// A key tile, a value tile and a quantized tile for each warp.
     tiles: Shared<u32>,
-    starts: Shared<u32>,
+    pub(super) starts: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
+}
+
+/// A warp's memory for a block: what it is made of, and what it was made from.
+#[derive(Clone, Copy)]
+pub(super) struct Compared<M: KeyMetadata, const D: usize> {
+    pub(super) keys: KeyTile<D>,
+    pub(super) values: ValueTile<D>,
+    pub(super) tile: Tile<M, D>,
+}
+
+impl AuditLayout {
+    /// That of a warp.
+    #[inline(always)]
+    pub(super) fn of_warp<M: KeyMetadata, const D: usize>(&self, warp: u32) -> Compared<M, D> {
+        let start = bits::renewed(warp * warp_words::<M, D>());
+        let keys = KeyTile::<D>::at(self.tiles, start);
+        let values = ValueTile::<D>::at(self.tiles, start + KeyTile::<D>::WORDS);
+        let tile = Tile::<M, D>::at(self.tiles, start + KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
+        Compared { keys, values, tile }
+    }
 }
 
 /// Words of a warp's tiles.
@@ -170,10 +190,7 @@ pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
         if !wants_keys && !wants_values {
             continue;
         }
-        let start = bits::renewed(warp * warp_words::<M, D>());
-        let key_tile = KeyTile::<D>::at(layout.tiles, start);
-        let value_tile = ValueTile::<D>::at(layout.tiles, start + KeyTile::<D>::WORDS);
-        let tile = Tile::<M, D>::at(layout.tiles, start + KeyTile::<D>::WORDS + ValueTile::<D>::WORDS);
+        let Compared { keys: key_tile, values: value_tile, tile } = layout.of_warp::<M, D>(warp);
         let block = table.load_readonly((sequence * shape.max_blocks + entry.index) as usize);
         let pair = block * shape.kv_heads + head;
         let elements = BLOCK_TOKENS as usize * D;
@@ -210,10 +227,7 @@ pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
             if watch.compares() {
                 let quantized = tile.products(&query, lane).0;
                 let allowed = record.delta() + delta_original::<D>(&query, record.kappa()) + watch.guard;
-                unroll!(for i in 0..4 {
-                    let difference = abs(exact[i / 2][i % 2] - quantized[i / 2][i % 2]) * query.scale;
-                    differs |= query.finite && beyond(difference, allowed);
-                });
+                differs = keys_differ(&query, exact, quantized, allowed);
             }
             let of_rows = warp::warp_vote_ballot(FULL_MASK, differs);
             if of_rows >> (lane & !3) & 0xf != 0 {
@@ -232,7 +246,8 @@ pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
                 }
             }
         }
-        if wants_values && values_differ::<E, D>(value_tile, tile.values(lane), record, lane) {
+        if wants_values && values_differ::<E, D>(value_tile, tile.values(lane), record.eta(), record.nu, lane)
+        {
             found |= reason::VALUE_CANARY;
         }
         if found != 0 && present && lane & 3 == 0 {
@@ -250,6 +265,23 @@ pub fn beyond(x: f32, allowed: f32) -> bool {
     allowed < f32::INFINITY && !(x <= allowed)
 }
 
+/// Whether scores of a row, products of its normalised query, are further apart than they may be: of a lane's four
+/// tokens. Nothing is said of a query that is not finite.
+#[inline(always)]
+pub(super) fn keys_differ(
+    query: &Query,
+    exact: [[f32; 2]; 2],
+    quantized: [[f32; 2]; 2],
+    allowed: f32,
+) -> bool {
+    let mut differs = false;
+    unroll!(for i in 0..4 {
+        let difference = abs(exact[i / 2][i % 2] - quantized[i / 2][i % 2]) * query.scale;
+        differs |= query.finite && beyond(difference, allowed);
+    });
+    differs
+}
+
 /// At most the norm whose square this is, as a sum of up to 256 squares: 150 roundings of the sum, and the root's.
 #[inline(always)]
 pub fn norm_below(squares: f32) -> f32 {
@@ -259,10 +291,11 @@ pub fn norm_below(squares: f32) -> f32 {
 /// Whether a value is further from its quantized form than η, or longer than ν: a warp's work, the same in
 /// all lanes.
 #[simt::device]
-fn values_differ<E: Half, const D: usize>(
+pub(super) fn values_differ<E: Half, const D: usize>(
     originals: ValueTile<D>,
     quantized: Int4Values<D>,
-    record: Record,
+    eta: f32,
+    nu: f32,
     lane: u32,
 ) -> bool {
     // Of this lane's four tokens, over its dimensions.
@@ -286,7 +319,7 @@ fn values_differ<E: Half, const D: usize>(
             errors[i] += warp_shuffle_xor(FULL_MASK, errors[i], 1 << k, 32);
             sizes[i] += warp_shuffle_xor(FULL_MASK, sizes[i], 1 << k, 32);
         });
-        differs |= beyond(norm_below(errors[i]), record.eta()) || beyond(norm_below(sizes[i]), record.nu);
+        differs |= beyond(norm_below(errors[i]), eta) || beyond(norm_below(sizes[i]), nu);
     });
     warp::warp_vote_any(FULL_MASK, differs)
 }

@@ -47,7 +47,7 @@ mod write;
 
 pub use admit::{Scratch, Traffic};
 pub use auditing::{audit, audit_layout};
-pub use carried::{Bare, Certified, LeanBare, LeanCertified, carried_layout, carry};
+pub use carried::{Bare, Certified, LeanBare, LeanCertified, canary, carried_layout, carry};
 pub use choice::weigh_layout;
 pub use judge::Exact;
 pub use marking::{Entry, ListHead, mark, mark_layout};

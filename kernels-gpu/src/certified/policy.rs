@@ -87,7 +87,8 @@ pub mod rung {
 pub mod reason {
     /// The bound over its budget.
     pub const ERROR_BUDGET: u32 = 1;
-    /// An earlier step has found a head of the row of blocks over budget, and this one was not tried.
+    /// The head was not tried: an earlier step has found a head of the row of blocks over budget, or, where a bit
+    /// of [`CANARY`] is set too, stored data of the sequence have changed.
     pub const EARLIER: u32 = 2;
     /// A query that is not finite.
     pub const QUERY_NOT_FINITE: u32 = 4;

@@ -20,6 +20,8 @@ pub(super) struct Exact<'a, E, const D: usize> {
     pub(super) group: RowGroup,
     /// Tokens of the sequence.
     pub(super) length: u32,
+    /// Rung and reason.
+    pub(super) why: u32,
     pub(super) certificates: &'a mut [Certificate],
     pub(super) element: PhantomData<E>,
 }
@@ -29,13 +31,13 @@ impl<E: Half, const D: usize> Work for Exact<'_, E, D> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Exact { view, group, length, certificates, .. } = self;
+        let Exact { view, group, length, why, certificates, .. } = self;
         let largest = largest_norms::<E, D>(&view, group, length);
         let dense = Chain::of_dense::<D>(length, view.shape.dense_splits);
         let rows = view.rows::<D>(group).chunks_exact(D);
         for (query, known) in rows.zip(certificates) {
             let (query, _) = head::<E, L, D>(query, view.shape.softmax_scale);
-            *known = certificate::<E, D>(&query, view.shape.softmax_scale, largest, &dense);
+            *known = certificate::<E, D>(&query, view.shape.softmax_scale, largest, &dense, why);
         }
     }
 }

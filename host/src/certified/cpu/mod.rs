@@ -38,13 +38,12 @@ use super::{
 use crate::attention::Half;
 use crate::attention::cpu::TILES_ALONE;
 use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
-use crate::attention::cpu::run;
 use crate::attention::cpu::softmax::MAX_WARPS;
 use crate::attention::dense;
 use choose::Chosen;
 use gather::Gather;
 use kernels_gpu::attention::{part_floats, warps};
-use kernels_gpu::certified::carried::carried_warps;
+use kernels_gpu::certified::carried::{carried_warps, mode};
 use kernels_gpu::certified::layout::TileLayout;
 use kernels_gpu::certified::parts::weighing_blocks;
 use kernels_gpu::certified::{StepShape, Thresholds, Watch};
@@ -53,7 +52,7 @@ use pass::{Note, RowGroup, Scratch, View};
 use rayon::prelude::*;
 use stages::{Share, Stages, Threads};
 use std::cell::RefCell;
-use watch::{Watched, Watching, settle};
+use watch::{Watched, Watching, compare_ahead, settle};
 
 /// Full blocks of a sequence up to which a group of rows is one task, all stages of it, if there are as many
 /// groups as threads: waiting for each other after each stage would take longer than what sharing it out
@@ -326,7 +325,7 @@ impl Step {
         &mut self,
         level: Level,
         slices: Slices<'_, E>,
-        lists: Lists<'_>,
+        mut lists: Lists<'_>,
         out: Out<'_>,
     ) -> Result<()> {
         let Out { output, lse, certificates } = out;
@@ -344,9 +343,16 @@ impl Step {
             deviations: self.thresholds.deviations,
         };
         let (thresholds, shape, carries) = (self.thresholds, self.shape, self.carries);
-        let (self_watch, clock) = (self.watch, self.clock);
+        let (watch, clock) = (self.watch, self.clock);
         let again = self.again_shape;
         let weighing = weighing_blocks(self.problem.sequences * self.problem.q_heads, shape.parts);
+        if let Some(watch) = watch.filter(|_| carries) {
+            if lists.mode & mode::RENEWS != 0 {
+                compare_ahead::<E, D>(level, view, watch, &self.groups, &mut self.watched, &mut lists);
+            } else {
+                self.watched.iter_mut().for_each(Watched::skip);
+            }
+        }
         let mut shares = self.shares(view, D, lists, output, lse, certificates);
         let most = shares.iter().map(|share| share.blocks).max().unwrap_or(0);
         let tiles = shares.iter().map(|share| share.blocks + 1).sum();
@@ -355,7 +361,7 @@ impl Step {
         if tiles <= TILES_ALONE {
             pieces.count = 1;
         }
-        let watching = self_watch.map(|watch| Watching { watch, step: clock });
+        let watching = watch.filter(|_| !carries).map(|watch| Watching { watch, step: clock });
         let stages = Stages { level, view, thresholds, carries, weighing, pieces, again, watching };
         if most <= BLOCKS_TOGETHER && shares.len() >= rayon::current_num_threads() {
             let shares = shares.iter_mut().collect();
@@ -364,7 +370,7 @@ impl Step {
             stages.run::<E, D>(&mut shares, Threads::All);
         }
         if watching.is_some() {
-            settle::<E, D>(&mut shares, view, |work| run(level, work));
+            settle::<E, D>(&mut shares, view, level);
             self.clock = clock.wrapping_add(1);
         }
         if self.dense_rows.iter().any(|rows| *rows != 0) {

@@ -9,7 +9,7 @@ use super::gather::{Gather, MergeWarps};
 use super::list::{List, Next, Used, Visits};
 use super::pass::{Note, Pass, RowGroup, View};
 use super::replace::Replace;
-use super::watch::{Audit, Watched, Watching};
+use super::watch::{Audit, Bounds, Watched, Watching};
 use super::{each, with_scratch, with_warps};
 use crate::attention::Half;
 use crate::attention::cpu::pieces::Pieces;
@@ -18,6 +18,7 @@ use crate::attention::cpu::softmax::WarpResult;
 use crate::certified::{BLOCK_TOKENS, Certificate};
 use crate::simd_level::Level;
 use kernels_gpu::attention::{part_floats, warps};
+use kernels_gpu::certified::carried::Turn;
 use kernels_gpu::certified::policy::reason;
 use kernels_gpu::certified::{StepShape, Thresholds, pass_share};
 use std::marker::PhantomData;
@@ -309,21 +310,21 @@ impl Stages<'_> {
     /// `audit` and `rank`: what is found is left with the shares.
     fn check<E: Half, const D: usize>(self, shares: &mut [Share<'_>], threads: Threads, watching: Watching) {
         let Stages { level, view, thresholds, .. } = self;
-        let Watching { watch, .. } = watching;
+        let Watching { watch, step } = watching;
         let mut tasks = Vec::new();
         let mut all = 0;
         for share in shares.iter_mut() {
             let Share { group, blocks, notes, chosen, watched, .. } = share;
-            watched.begin(watching, *group, view.shape, &chosen.entries, *blocks);
+            let drawn_by = [step, group.index(view.shape) as u32];
+            watched.begin(watch, drawn_by, &[&chosen.entries], *blocks);
             all += watched.tiles();
-            let (notes, pass) = (&notes[..], &chosen.pass[..]);
-            tasks.extend(watched.tasks().map(|of_blocks| (*group, notes, pass, of_blocks)));
+            let bounds = Bounds::Noted(notes, &chosen.pass);
+            tasks.extend(watched.tasks().map(|of_blocks| (*group, bounds, of_blocks)));
         }
-        threads.each(tasks, all, |(group, notes, pass, (entries, masses, found))| {
+        threads.each(tasks, all, |(group, bounds, (entries, masses, found))| {
             with_scratch(|scratch| {
                 let element = PhantomData;
-                let work =
-                    Audit::<E, D> { view, group, watch, entries, notes, pass, masses, scratch, element };
+                let work = Audit::<E, D> { view, group, watch, entries, bounds, masses, scratch, element };
                 *found = run(level, work);
             });
         });
@@ -338,8 +339,9 @@ impl Stages<'_> {
         let Stages { level, view, thresholds, carries, .. } = self;
         if share.exact {
             let Share { group, length, .. } = *share;
+            let why = share.list.as_ref().map_or(Turn::NONE, |list| list.turn).rung_and_reason();
             let certificates = &mut *share.certificates;
-            run(level, Exact::<E, D> { view, group, length, certificates, element: PhantomData });
+            run(level, Exact::<E, D> { view, group, length, why, certificates, element: PhantomData });
             *share.dense = (1 << group.rows) - 1;
             return false;
         }

@@ -1,32 +1,37 @@
-//! The checks after a step that has chosen for itself: `audit`, `rank` and `settle` of the kernels.
+//! The checks after a step that has chosen for itself, `audit`, `rank` and `settle` of the kernels, and those ahead of
+//! one that makes its list anew, `canary`.
 
 use super::choose::Chosen;
+use super::list::{Lists, extents};
+use super::original::originals;
 use super::pass::{Note, RowGroup, Scratch, View};
 use super::query::head;
 use super::stages::Share;
+use super::{each, with_scratch};
 use crate::attention::Half;
-use crate::attention::cpu::Work;
 use crate::attention::cpu::lanes::Lanes;
 use crate::attention::cpu::softmax::{MAX_ROWS, TOKENS, of_lane, of_lanes};
+use crate::attention::cpu::{Work, run};
 use crate::certified::{BLOCK_TOKENS, Certificate, Checked};
+use crate::simd_level::Level;
 use half::f16;
 use kernels_gpu::attention::{Chain, PartialRow};
 use kernels_gpu::certified::auditing::{beyond, drawn, norm_below};
+use kernels_gpu::certified::layout::pair;
 use kernels_gpu::certified::policy::{reason, rung};
-use kernels_gpu::certified::query::{LOG2_E, LOG2_E_ABOVE, delta_original};
+use kernels_gpu::certified::query::{LOG2_E, LOG2_E_ABOVE, delta, delta_original};
 use kernels_gpu::certified::ranking::{MAX_DEPTH, THREADS, key};
-use kernels_gpu::certified::{Entry, Exact, StepShape, Thresholds, Watch};
+use kernels_gpu::certified::{Entry, Exact, Thresholds, Watch};
 use simt::math::{abs, exp2, fma, max};
 use std::marker::PhantomData;
 
 /// Blocks that are compared as one task.
 const TOGETHER: usize = 16;
 
-/// What is checked, and in which step.
+/// What is checked, and by what blocks are drawn: the steps so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watching {
     pub(super) watch: Watch,
-    /// Steps so far, which blocks are drawn by.
     pub(super) step: u32,
 }
 
@@ -48,22 +53,13 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Lists what is looked at.
-    pub(super) fn begin(
-        &mut self,
-        watching: Watching,
-        group: RowGroup,
-        shape: StepShape,
-        entries: &[Entry],
-        blocks: usize,
-    ) {
-        let Watching { watch, step } = watching;
+    /// Lists what is looked at: of lists, and what is drawn by `key` of so many blocks of row `row`.
+    pub(super) fn begin(&mut self, watch: Watch, [key, row]: [u32; 2], lists: &[&[Entry]], blocks: usize) {
         self.looked_at.clear();
-        self.looked_at.extend_from_slice(entries);
-        self.listed = entries.len();
+        lists.iter().for_each(|entries| self.looked_at.extend_from_slice(entries));
+        self.listed = self.looked_at.len();
         if watch.draw != 0 {
-            let row = group.index(shape) as u32;
-            let is_drawn = |block: &u32| drawn(watch.draw, step, row, *block);
+            let is_drawn = |block: &u32| drawn(watch.draw, key, row, *block);
             let of_block = |index| Entry { index, rows: u32::MAX };
             self.looked_at.extend((0..blocks as u32).filter(is_drawn).map(of_block));
         }
@@ -93,6 +89,16 @@ impl Watched {
     ) -> impl Iterator<Item = (&[Entry], &mut [[f32; MAX_ROWS]], &mut [u32; MAX_ROWS])> {
         let blocks = self.looked_at.chunks(TOGETHER).zip(self.masses.chunks_mut(TOGETHER));
         blocks.zip(&mut self.of_tasks).map(|((entries, masses), found)| (entries, masses, found))
+    }
+
+    /// Nothing is looked at.
+    pub(super) fn skip(&mut self) {
+        self.checked = Checked::default();
+    }
+
+    /// What any task has found of any row.
+    fn any(&self) -> u32 {
+        self.of_tasks.as_flattened().iter().fold(0, |all, found| all | found)
     }
 
     /// Takes together what the tasks have found, and checks the order of each row's heaviest blocks.
@@ -157,16 +163,23 @@ impl Watched {
     }
 }
 
+/// What the bounds of a block's scores and values are taken from.
+#[derive(Clone, Copy)]
+pub(super) enum Bounds<'a> {
+    /// What the pass has noted of the sequence's full blocks, and the rows' references over all of them.
+    Noted(&'a [Note], &'a [PartialRow]),
+    /// The annotations, in the compact layout.
+    Annotated,
+}
+
 /// Blocks of a group compared with their originals.
 pub(super) struct Audit<'a, E, const D: usize> {
     pub(super) view: View<'a>,
     pub(super) group: RowGroup,
     pub(super) watch: Watch,
+    /// Those past the sequence's full blocks are passed over.
     pub(super) entries: &'a [Entry],
-    /// Of the sequence's full blocks.
-    pub(super) notes: &'a [Note],
-    /// The rows' references over all quantized blocks.
-    pub(super) pass: &'a [PartialRow],
+    pub(super) bounds: Bounds<'a>,
     /// Where the masses by original keys belong: [entries, rows].
     pub(super) masses: &'a mut [[f32; MAX_ROWS]],
     pub(super) scratch: &'a mut Scratch,
@@ -179,31 +192,43 @@ impl<E: Half, const D: usize> Work for Audit<'_, E, D> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) -> [u32; MAX_ROWS] {
-        let Audit { view, group, watch, entries, notes, pass, masses, scratch, .. } = self;
+        let Audit { view, group, watch, entries, bounds, masses, scratch, .. } = self;
         scratch.queries.load::<E, L, D>(view.rows::<D>(group), view.shape.softmax_scale);
+        let full = view.lengths[group.sequence] / BLOCK_TOKENS;
         let mut found = [0; MAX_ROWS];
-        let mut entries = entries.iter().zip(masses).peekable();
+        let mut entries = entries.iter().zip(masses).filter(|(entry, _)| entry.index < full).peekable();
         while let Some((entry, masses)) = entries.next() {
             if let Some((after, _)) = entries.peek() {
                 view.prefetch::<L, D>(group, **after);
             }
             let [wants_keys, wants_values] = entry.wants();
-            let block = view.block(group.sequence, entry.index as usize);
-            let [keys, values] = super::original::originals::<D>(&view, group, block);
+            let index = entry.index as usize;
+            let block = view.block(group.sequence, index);
+            let [keys, values] = originals::<D>(&view, group, block);
             let tile = view.tile::<D>(block, group.head);
-            let records = &notes[entry.index as usize].records;
+            let annotation = &view.annotations[pair(block, view.shape.kv_heads, group.head as u32)];
             if wants_keys {
                 let exact = scratch.original_scores::<E, L, D>(keys);
                 if watch.compares() {
+                    let sigma = matches!(bounds, Bounds::Annotated);
                     let products =
-                        scratch.tile.products::<L, D>(view.layout, tile, &scratch.queries, [false; 2]);
+                        scratch.tile.products::<L, D>(view.layout, tile, &scratch.queries, [sigma, false]);
                     for r in 0..group.rows {
                         let query = &scratch.queries.heads[r];
                         if !query.finite {
                             continue;
                         }
-                        let allowed =
-                            records[r].delta() + delta_original::<D>(query, records[r].kappa()) + watch.guard;
+                        let (of_quantized, kappa) = match bounds {
+                            Bounds::Noted(notes, _) => {
+                                let record = &notes[index].records[r];
+                                (record.delta(), record.kappa())
+                            }
+                            Bounds::Annotated => {
+                                let x = products.sigma[MAX_ROWS + r];
+                                (delta::<f16, D>(query, x, *annotation), annotation.eps + annotation.zeta)
+                            }
+                        };
+                        let allowed = of_quantized + delta_original::<D>(query, kappa) + watch.guard;
                         let mut differs = false;
                         for (exact, quantized) in exact[r].iter().zip(&products.scores[r]) {
                             differs |= beyond(abs(exact - quantized) * query.scale, allowed);
@@ -213,7 +238,7 @@ impl<E: Half, const D: usize> Work for Audit<'_, E, D> {
                         }
                     }
                 }
-                if watch.depth != 0 {
+                if let (Bounds::Noted(_, pass), true) = (bounds, watch.depth != 0) {
                     for r in 0..group.rows {
                         let to_log2 = scratch.queries.heads[r].scale * LOG2_E;
                         let lanes = [0, 1, 2, 3].map(|q| {
@@ -229,14 +254,60 @@ impl<E: Half, const D: usize> Work for Audit<'_, E, D> {
             }
             if wants_values && watch.compares() {
                 scratch.tile.restore::<L, D>(view.layout, tile);
-                // Of every row the same: the annotation's.
-                let [eta, nu] = [records[0].eta(), records[0].nu];
+                let [eta, nu] = match bounds {
+                    // Of every row the same: the annotation's.
+                    Bounds::Noted(notes, _) => {
+                        let record = &notes[index].records[0];
+                        [record.eta(), record.nu]
+                    }
+                    Bounds::Annotated => [annotation.eta, annotation.nu],
+                };
                 if values_differ::<E, L, D>(values, scratch.tile.restored::<D>(), eta, nu) {
                     found.iter_mut().for_each(|found| *found |= reason::VALUE_CANARY);
                 }
             }
         }
         found
+    }
+}
+
+/// `canary` of the kernels: what is stored, compared ahead of a step that makes its lists anew.
+pub(super) fn compare_ahead<E: Half, const D: usize>(
+    level: Level,
+    view: View<'_>,
+    watch: Watch,
+    groups: &[RowGroup],
+    watched: &mut [Watched],
+    lists: &mut Lists<'_>,
+) {
+    let [parts, places, _] = extents(view.shape, 1);
+    let (heads, entries) = (lists.lists.chunks_exact(parts), lists.entries.chunks_exact(places));
+    let mut tasks = Vec::new();
+    for (((group, watched), heads), entries) in groups.iter().zip(watched.iter_mut()).zip(heads).zip(entries)
+    {
+        let length = view.lengths[group.sequence];
+        let of_parts = heads.iter().zip(entries.chunks_exact((places / parts).max(1)));
+        let of_parts: Vec<&[Entry]> =
+            of_parts.map(|(head, entries)| &entries[..(head.entries as usize).min(entries.len())]).collect();
+        let drawn_by = [length, group.index(view.shape) as u32];
+        watched.begin(watch, drawn_by, &of_parts, (length / BLOCK_TOKENS) as usize);
+        tasks.extend(watched.tasks().map(|of_blocks| (*group, of_blocks)));
+    }
+    let all = tasks.iter().map(|(_, (entries, ..))| entries.len()).sum();
+    each(tasks, all, |(group, (entries, masses, found))| {
+        with_scratch(|scratch| {
+            let (bounds, element) = (Bounds::Annotated, PhantomData);
+            *found =
+                run(level, Audit::<E, D> { view, group, watch, entries, bounds, masses, scratch, element });
+        });
+    });
+    let of_sequence = |sequence: usize| {
+        let own = groups.iter().zip(&*watched).filter(|(group, _)| group.sequence == sequence);
+        own.fold(0, |all, (_, watched)| all | watched.any())
+    };
+    let found: Vec<u32> = groups.iter().map(|group| of_sequence(group.sequence)).collect();
+    for (promoted, found) in lists.promoted.iter_mut().zip(found).filter(|(_, found)| *found != 0) {
+        promoted.change(found);
     }
 }
 
@@ -277,11 +348,7 @@ fn values_differ<E: Half, L: Lanes, const D: usize>(
 }
 
 /// Sends heads to the dense rung for what was found: rows of one sequence after another.
-pub(super) fn settle<E: Half, const D: usize>(
-    shares: &mut [Share<'_>],
-    view: View<'_>,
-    run: impl Fn(Settle<'_, E, D>),
-) {
+pub(super) fn settle<E: Half, const D: usize>(shares: &mut [Share<'_>], view: View<'_>, level: Level) {
     for shares in shares.chunk_by_mut(|a, b| a.group.sequence == b.group.sequence) {
         let any = shares.iter().flat_map(|share| share.watched.found).fold(0, |all, found| all | found);
         if any == 0 {
@@ -294,7 +361,7 @@ pub(super) fn settle<E: Half, const D: usize>(
             for r in (0..group.rows).filter(wants) {
                 **dense |= 1 << r;
             }
-            run(Settle {
+            let work = Settle::<E, D> {
                 view,
                 group: *group,
                 length: *length,
@@ -304,7 +371,8 @@ pub(super) fn settle<E: Half, const D: usize>(
                 all,
                 certificates,
                 element: PhantomData,
-            });
+            };
+            run(level, work);
         }
     }
 }

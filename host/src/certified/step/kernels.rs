@@ -4,7 +4,7 @@ use crate::attention::dense::DenseElement;
 use crate::certified::Layout;
 use half::{bf16, f16};
 use kernels_gpu::certified::{
-    Bare, Certified, LeanBare, LeanCertified, attend, audit, audit_layout, carried_layout, carry,
+    Bare, Certified, LeanBare, LeanCertified, attend, audit, audit_layout, canary, carried_layout, carry,
     pass_layout, promote_layout, replace,
 };
 use simt::Kernel;
@@ -17,8 +17,10 @@ type Carry<E> = Kernel<carry::Args<E>>;
 
 type Audit<E> = Kernel<audit::Args<E>>;
 
-/// The kernels of a head_dim and layout, and their shared memory. `carry` is the compact layout's: plans of
-/// the other refuse to carry lists.
+type Canary<E> = Kernel<canary::Args<E>>;
+
+/// The kernels of a head_dim and layout, and their shared memory. `carry` and `canary` are the compact
+/// layout's: plans of the other refuse to carry lists.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct StepKernels<E: StepElement> {
@@ -32,6 +34,7 @@ pub struct StepKernels<E: StepElement> {
     /// Shared memory of the pass by a carried list, of either kind.
     carried_bytes: [u32; 2],
     pub(super) audit: (Audit<E>, u32),
+    pub(super) canary: (Canary<E>, u32),
 }
 
 impl<E: StepElement> StepKernels<E> {
@@ -53,6 +56,11 @@ impl<E: StepElement> StepKernels<E> {
     /// The pass of a step by a carried list, with certificates or without.
     pub(in crate::certified) fn carry(&self, certify: bool) -> &Carry<E> {
         &self.carry[certify as usize]
+    }
+
+    /// What is compared ahead of such a pass.
+    pub(in crate::certified) fn canary(&self) -> &Canary<E> {
+        &self.canary.0
     }
 
     /// Shared memory of its blocks, in bytes.
@@ -83,6 +91,7 @@ macro_rules! instances {
             ],
             carried_bytes: [carried_layout::<$dim, Bare>().bytes, carried_layout::<$dim, Certified>().bytes],
             audit: (audit::kernel::<$element, $dim, $metadata>(), audit_layout::<$metadata, $dim>().bytes),
+            canary: (canary::kernel::<$element, $dim>(), audit_layout::<f16, $dim>().bytes),
         }
     };
     ($($element:ty: $($dim:literal)*),*) => {$(

@@ -10,7 +10,7 @@ use kernels_gpu::certified::carried::mode;
 use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
 use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
 use kernels_gpu::certified::{
-    StepShape, attend, audit, carry, mark, rank, rank_layout, replace, settle, weigh,
+    StepShape, attend, audit, canary, carry, mark, rank, rank_layout, replace, settle, weigh,
 };
 use simt::LaunchShape;
 
@@ -19,6 +19,42 @@ impl<E: StepElement> StepPlan<E> {
     fn shape_over(&self, cache: &StepHandles<E>, shape: StepShape) -> StepShape {
         let blocks = cache.annotations.len() / shape.kv_heads as usize;
         StepShape { pool_blocks: blocks as u32, ..shape }
+    }
+
+    /// What is stored, compared ahead of a step that makes its list anew: `canary`. Nothing, where the list
+    /// stays.
+    ///
+    /// # Safety
+    /// As [`run_carry`](Self::run_carry).
+    ///
+    /// # Errors
+    /// What the launch reports.
+    pub(super) unsafe fn run_canary(&mut self, stream: &Stream, cache: &StepHandles<E>) -> Result<()> {
+        let Some(watching) = &mut self.watching else { return Ok(()) };
+        if self.mode & mode::RENEWS == 0 {
+            return Ok(());
+        }
+        let arguments = canary::Args {
+            queries: cache.queries,
+            tiles: cache.tiles,
+            annotations: cache.annotations,
+            table: cache.table,
+            lengths: cache.lengths,
+            keys: cache.keys,
+            values: cache.values,
+            near: cache.near.tiles.as_const(),
+            directory: cache.near.directory.as_const(),
+            lists: self.carried.lists.global(),
+            entries: self.carried.entries.global(),
+            promoted: self.carried.promoted.global_mut(),
+            looked: watching.looked.global_mut(),
+            shape: self.shape,
+            watch: watching.watch,
+            scratch: cache.near.scratch,
+        };
+        // SAFETY: this function's contract; the buffers were made for this shape.
+        unsafe { stream.launch(&self.kernels.canary.0, self.canary, arguments) }?;
+        Ok(())
     }
 
     /// All of a step by the list that is carried: the first of its launches. Then come the dense rung and,
@@ -35,7 +71,6 @@ impl<E: StepElement> StepPlan<E> {
         cache: &StepHandles<E>,
         out: AttendedHandles,
     ) -> Result<()> {
-        self.mode = self.carried.turns.begin(self.policy.every(), self.policy.passes_again());
         // SAFETY: this function's contract.
         unsafe { self.launch_carry(stream, cache, out, self.mode) }
     }
@@ -283,7 +318,7 @@ impl<E: StepElement> StepPlan<E> {
         out: AttendedHandles,
     ) -> Result<()> {
         let Some(watching) = &mut self.watching else { return Ok(()) };
-        let Watching { watch, masses, flags, exacts, clock } = watching;
+        let Watching { watch, masses, flags, exacts, clock, .. } = watching;
         let (watch, problem) = (*watch, self.problem);
         let arguments = audit::Args {
             queries: cache.queries,

@@ -28,7 +28,7 @@ use simt::LaunchShape;
 /// check. Nothing waits for the host.
 ///
 /// With [`Policy::renew`] a step promotes what an earlier one has chosen, the plan's [`Carried`] list:
-/// `carry` does in one pass what `attend` and `replace` do in two. With [`Policy::again`] rows of blocks with
+/// `canary`, if the policy asks, compares what is stored, in steps that make the list anew; `carry` does in one pass what `attend` and `replace` do in two. With [`Policy::again`] rows of blocks with
 /// a head over budget get a list of the step's own masses and `carry` again. The dense rung follows, and
 /// every so many steps `weigh` and `mark` make the next list.
 pub struct StepPlan<E: StepElement> {
@@ -46,6 +46,7 @@ pub struct StepPlan<E: StepElement> {
     pub(super) mark: LaunchShape,
     pub(super) replace: LaunchShape,
     pub(super) carry: LaunchShape,
+    pub(super) canary: LaunchShape,
     pub(super) dense: dense::Plan<E>,
     pub(super) records: Buffer<Record>,
     /// Of the splits of the pass, then of the replacers, for each row of blocks.
@@ -82,6 +83,7 @@ pub(super) struct Again {
 /// A launch of a step, or a few that belong together.
 #[derive(Clone, Copy)]
 enum Stage {
+    Canary,
     Carry,
     Own,
     Again,
@@ -151,8 +153,12 @@ impl<E: StepElement> StepPlan<E> {
         let replace = LaunchShape::new(grid(shape.replacers), threads(head_dim)).shared(kernels.replace.1);
         let carry = LaunchShape::new(grid(shape.splits), 32 * carried_warps(head_dim))
             .shared(kernels.carried_bytes(policy.certify));
+        let canary = LaunchShape::new(grid(shape.splits), threads(head_dim)).shared(kernels.canary.1);
         if policy.carries() {
             device.prepare(kernels.carry(policy.certify), carry)?;
+            if policy.watch().is_some() {
+                device.prepare(kernels.canary(), canary)?;
+            }
         } else {
             device.prepare(&kernels.attend.0, attend)?;
             device.prepare(&kernels.replace.0, replace)?;
@@ -171,7 +177,11 @@ impl<E: StepElement> StepPlan<E> {
             gathered: Buffer::new(device, of_again(in_rows * (second.splits * Gathered::EIGHT) as usize))?,
         };
         let places = noted(row_parts * shape.places() as usize);
-        let watching = policy.watch().map(|watch| Watching::new(device, watch, heads, places)).transpose()?;
+        let watching = policy.watch().map(|watch| match policy.carries() {
+            true => Watching::ahead(device, watch, in_rows),
+            false => Watching::after(device, watch, heads, places),
+        });
+        let watching = watching.transpose()?;
         Ok(StepPlan {
             device: device.clone(),
             problem,
@@ -184,6 +194,7 @@ impl<E: StepElement> StepPlan<E> {
             mark: LaunchShape::new(grid(shape.parts), MARK_THREADS).shared(mark_layout().bytes),
             replace,
             carry,
+            canary,
             kernels,
             dense,
             records: Buffer::new(device, noted(heads * max_blocks as usize))?,
@@ -282,6 +293,10 @@ impl<E: StepElement> StepPlan<E> {
             return Ok(step.checked());
         }
         let Some(watching) = &self.watching else { return Ok(Checked::default()) };
+        if self.policy.carries() {
+            let compared = self.mode & mode::RENEWS != 0;
+            return if compared { watching.compared(lengths, self.shape) } else { Ok(Checked::default()) };
+        }
         watching.checked(&self.carried.lists.to_vec()?, lengths, self.shape)
     }
 
@@ -361,16 +376,20 @@ impl<E: StepElement> StepPlan<E> {
         unsafe { self.run_stages(stream, cache, out, usize::MAX) }
     }
 
+    /// What there is of a list of which the first is done by steps alone that compare what is stored.
+    fn without_canary<T>(&self, all: &'static [T]) -> &'static [T] {
+        &all[usize::from(self.watching.is_none())..]
+    }
+
     fn schedule(&self) -> &'static [Stage] {
+        use Stage::{Again, Canary, Carry, Checks, Dense, Mark, Own, Pass, Replace, Weigh};
         match (self.policy.carries(), self.policy.certify) {
             (true, true) if self.policy.passes_again() => {
-                &[Stage::Carry, Stage::Own, Stage::Again, Stage::Dense, Stage::Weigh, Stage::Mark]
+                self.without_canary(&[Canary, Carry, Own, Again, Dense, Weigh, Mark])
             }
-            (true, true) => &[Stage::Carry, Stage::Dense, Stage::Weigh, Stage::Mark],
-            (true, false) => &[Stage::Carry],
-            (false, _) => {
-                &[Stage::Pass, Stage::Weigh, Stage::Mark, Stage::Replace, Stage::Checks, Stage::Dense]
-            }
+            (true, true) => self.without_canary(&[Canary, Carry, Dense, Weigh, Mark]),
+            (true, false) => &[Carry],
+            (false, _) => &[Pass, Weigh, Mark, Replace, Checks, Dense],
         }
     }
 
@@ -378,9 +397,9 @@ impl<E: StepElement> StepPlan<E> {
     pub fn stages(&self) -> &'static [&'static str] {
         match (self.policy.carries(), self.policy.certify) {
             (true, true) if self.policy.passes_again() => {
-                &["carry", "own list", "again", "dense", "weigh", "mark"]
+                self.without_canary(&["canary", "carry", "own list", "again", "dense", "weigh", "mark"])
             }
-            (true, true) => &["carry", "dense", "weigh", "mark"],
+            (true, true) => self.without_canary(&["canary", "carry", "dense", "weigh", "mark"]),
             (true, false) => &["carry"],
             (false, _) => &["pass", "weigh", "mark", "replace", "checks", "dense"],
         }
@@ -402,10 +421,14 @@ impl<E: StepElement> StepPlan<E> {
     ) -> Result<()> {
         stream.device().check_same(&self.device, "the plan")?;
         self.on_slices = None;
+        if self.policy.carries() {
+            self.mode = self.carried.turns.begin(self.policy.every(), self.policy.passes_again());
+        }
         for stage in self.schedule().iter().take(count) {
             // SAFETY: this function's contract; each stage finds what those before it have written.
             unsafe {
                 match stage {
+                    Stage::Canary => self.run_canary(stream, cache),
                     Stage::Carry => self.run_carry(stream, cache, out),
                     Stage::Own => self.run_own(stream, cache),
                     Stage::Again => self.run_again(stream, cache, out),

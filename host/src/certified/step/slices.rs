@@ -52,7 +52,7 @@ impl<E: StepElement> StepPlan<E> {
         };
         // Steps by kernels and on slices are counted together.
         let clock = match &mut self.watching {
-            // SAFETY: as above.
+            // SAFETY: as above. There is one where steps choose for themselves.
             Some(watching) => unsafe { slice_mut(watching.clock.global_mut()) }.first_mut(),
             None => None,
         };

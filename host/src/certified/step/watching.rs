@@ -1,10 +1,11 @@
-//! What the checks after a step need: of the order of blocks, and of what is stored.
+//! What the checks of a step need: of the order of blocks, and of what is stored.
 
 use super::Checked;
 use crate::certified::{BLOCK_TOKENS, Result};
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::certified::auditing::drawn;
+use kernels_gpu::certified::carried::LOOKED;
 use kernels_gpu::certified::{Exact, ListHead, StepShape, Watch};
 
 /// What is checked, and the buffers for it.
@@ -18,18 +19,31 @@ pub(super) struct Watching {
     pub(super) exacts: Buffer<Exact>,
     /// Steps so far.
     pub(super) clock: Buffer<u32>,
+    /// Of steps by a carried list: what the list of each row of blocks had, as `canary` notes it.
+    pub(super) looked: Buffer<u32>,
 }
 
 impl Watching {
-    /// For `heads` query heads of all sequences, and lists of `places`.
-    pub(super) fn new(device: &Device, watch: Watch, heads: usize, places: usize) -> Result<Self> {
+    /// After steps that choose for themselves: for `heads` query heads of all sequences, and lists of
+    /// `places`.
+    pub(super) fn after(device: &Device, watch: Watch, heads: usize, places: usize) -> Result<Self> {
         let ranked = if watch.depth > 0 { places * ROWS as usize } else { 0 };
+        Watching::new(device, watch, [ranked, heads, 1, 0])
+    }
+
+    /// Ahead of steps by a carried list: for so many rows of blocks.
+    pub(super) fn ahead(device: &Device, watch: Watch, rows: usize) -> Result<Self> {
+        Watching::new(device, watch, [0, 0, 0, rows])
+    }
+
+    fn new(device: &Device, watch: Watch, [masses, heads, clocks, rows]: [usize; 4]) -> Result<Self> {
         Ok(Watching {
             watch,
-            masses: Buffer::new(device, ranked)?,
+            masses: Buffer::new(device, masses)?,
             flags: Buffer::zeroed(device, heads)?,
             exacts: Buffer::new(device, heads)?,
-            clock: Buffer::zeroed(device, 1)?,
+            clock: Buffer::zeroed(device, clocks)?,
+            looked: Buffer::zeroed(device, rows * LOOKED as usize)?,
         })
     }
 
@@ -47,33 +61,54 @@ impl Watching {
         }
         // The clock was advanced when the step was over.
         let step = self.clock.to_vec()?[0].wrapping_sub(1);
-        let rows = shape.kv_heads * shape.row_groups();
-        for (sequence, length) in lengths.iter().enumerate() {
-            for row in sequence as u32 * rows..(sequence as u32 + 1) * rows {
-                let looked = |block: &u32| drawn(self.watch.draw, step, row, *block);
-                let count = (0..length / BLOCK_TOKENS).filter(looked).count() as u64;
-                checked.key_tiles += count;
-                checked.quantized_tiles += count;
-                checked.value_tiles += count;
-            }
+        checked.add(self.drawn(lengths, shape, |_| step));
+        Ok(checked)
+    }
+
+    /// What the last step by a carried list has read for its checks, if there were any: by the list that
+    /// there was, and of what was drawn.
+    pub(super) fn compared(&self, lengths: &[u32], shape: StepShape) -> Result<Checked> {
+        let mut checked = self.drawn(lengths, shape, |length| length);
+        for row in self.looked.to_vec()?.chunks_exact(LOOKED as usize) {
+            checked.quantized_tiles += u64::from(row[0]);
+            checked.key_tiles += u64::from(row[1]);
+            checked.value_tiles += u64::from(row[2]);
         }
         Ok(checked)
     }
 
+    /// What was drawn in sequences of these lengths, by `key` of each.
+    fn drawn(&self, lengths: &[u32], shape: StepShape, key: impl Fn(u32) -> u32) -> Checked {
+        let mut checked = Checked::default();
+        let rows = shape.kv_heads * shape.row_groups();
+        for (sequence, length) in lengths.iter().enumerate() {
+            for row in sequence as u32 * rows..(sequence as u32 + 1) * rows {
+                let looked = |block: &u32| drawn(self.watch.draw, key(*length), row, *block);
+                let count = (0..length / BLOCK_TOKENS).filter(looked).count() as u64;
+                checked.add(Checked { quantized_tiles: count, key_tiles: count, value_tiles: count });
+            }
+        }
+        checked
+    }
+
     /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
-        of(&self.masses) + of(&self.flags) + of(&self.exacts) + of(&self.clock)
+        of(&self.masses) + of(&self.flags) + of(&self.exacts) + of(&self.clock) + of(&self.looked)
     }
 
     /// Fills what no kernel reads before another has written it.
     pub(super) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
         stream.fill_u8(&mut self.masses, .., byte)?;
+        stream.fill_u8(&mut self.looked, .., byte)?;
         Ok(stream.fill_u8(&mut self.exacts, .., byte)?)
     }
 
     /// All of it, word by word.
-    pub(super) fn between(&self) -> Result<[(&'static str, Vec<u32>); 4]> {
-        Ok([
+    pub(super) fn between(&self) -> Result<Vec<(&'static str, Vec<u32>)>> {
+        if self.looked.len() > 0 {
+            return Ok(vec![("looked", words(&self.looked)?)]);
+        }
+        Ok(vec![
             ("masses", words(&self.masses)?),
             ("flags", words(&self.flags)?),
             ("exacts", words(&self.exacts)?),

@@ -6,7 +6,7 @@ use super::super::finish::store_dense_rows;
 use super::super::judge::Exact;
 use super::super::layout::Annotation;
 use super::super::pass::StepShape;
-use super::super::policy::{Certificate, reason, rung};
+use super::super::policy::{Certificate, reason};
 use super::super::promote::largest_norms;
 use super::super::query::Query;
 use super::CarriedLayout;
@@ -17,17 +17,18 @@ use simt::math::max;
 use simt::warp::{self, FULL_MASK, warp_reduce_max_u32};
 use simt::{Global, GlobalMut, Zeroable, async_copy, thread, unroll};
 
-/// The certificate of a head that this step has not tried, over keys and values of these norms at most.
+/// The certificate of a head that this step has not tried, over keys and values of these norms at most; `why`:
+/// [`Turn::rung_and_reason`](super::Turn::rung_and_reason).
 #[inline(always)]
 pub fn certificate<E: Half, const D: usize>(
     query: &Query,
     softmax_scale: f32,
     [nu, kappa]: [f32; 2],
     dense: &Chain,
+    why: u32,
 ) -> Certificate {
-    let why = reason::EARLIER | if query.finite { 0 } else { reason::QUERY_NOT_FINITE };
-    Exact::new::<E, D>(query, softmax_scale, nu, kappa, dense)
-        .certificate(Certificate::zeroed(), rung::DENSE | why << 16)
+    let why = why | if query.finite { 0 } else { reason::QUERY_NOT_FINITE << 16 };
+    Exact::new::<E, D>(query, softmax_scale, nu, kappa, dense).certificate(Certificate::zeroed(), why)
 }
 
 /// A split of such a row.
@@ -53,6 +54,8 @@ pub(super) struct ExactRow<E> {
     pub(super) blocks: [u32; 2],
     /// Which split of how many.
     pub(super) split: [u32; 2],
+    /// Rung and reason.
+    pub(super) why: u32,
     pub(super) lane: u32,
     pub(super) warp: u32,
 }
@@ -157,7 +160,7 @@ impl<E: Half> ExactRow<E> {
             let largest = [of_warp(largest[0]), of_warp(largest[1])];
             if present && lane & 3 == 0 {
                 let dense = Chain::of_dense::<D>(length, shape.dense_splits);
-                let known = certificate::<E, D>(query, shape.softmax_scale, largest, &dense);
+                let known = certificate::<E, D>(query, shape.softmax_scale, largest, &dense, self.why);
                 known.store(certificates, (first_row + (lane >> 2)) as usize);
             }
             store_dense_rows(dense_rows, launch_row, present, lane);

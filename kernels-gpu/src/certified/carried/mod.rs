@@ -41,6 +41,7 @@
 
 mod ahead;
 mod claim;
+mod comparing;
 pub mod exact;
 mod finish;
 pub mod gather;
@@ -65,6 +66,7 @@ use crate::attention::{
 };
 use ahead::look_ahead;
 pub use claim::{Bare, Certified, Claim, LeanBare, LeanCertified, carried_warps};
+pub use comparing::{LOOKED, canary};
 use core::cell::Cell;
 use core::marker::PhantomData;
 use exact::ExactRow;
@@ -74,7 +76,7 @@ use glam::UVec4;
 use half::{bf16, f16};
 pub use layout::{CarriedLayout, carried_layout};
 use list::{List, Listed, Lookup};
-pub use promoted::{Promoted, Turn, first_recent, mode};
+pub use promoted::{MAX_RETRY, Promoted, Turn, first_recent, mode};
 use simt::warp::FULL_MASK;
 use simt::{Global, GlobalMut, async_copy, bits, kernel, thread, unroll, warp};
 use waiting::{Visited, Waiting};
@@ -197,6 +199,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
             length,
             blocks: [first, end],
             split: [split, used],
+            why: turn.rung_and_reason(),
             lane,
             warp,
         };

@@ -1,5 +1,6 @@
 //! What a step has promoted, what it leaves to the dense rung alone, and what a step does with lists.
 
+use super::super::policy::{reason, rung};
 use glam::{UVec2, UVec4};
 use simt::{Global, GlobalMut, Pod, Zeroable, thread};
 
@@ -14,16 +15,24 @@ pub struct Promoted {
     /// Full blocks that the sequence had when the list was made.
     pub blocks: u32,
     /// For how many renewals of the list the row's heads are still computed from the originals alone; 0: the
-    /// next step tries the quantized blocks.
+    /// next step tries the quantized blocks. 255: for good, as stored data have changed.
     pub exact_for: u8,
     /// What [`exact_for`](Self::exact_for) was when a step last found a head over budget; 0: the last step
-    /// that judged found none.
+    /// that judged found none. In the two highest bits what was found to have changed: keys, values.
     pub wait: u8,
     /// 1: this step has computed them so, and looked at no quantized block.
     pub exact: u8,
     /// 1: this step has passed over the row a second time, by a list of its own masses.
     pub again: u8,
 }
+
+/// [`Promoted::exact_for`] of rows whose sequence has stored data that changed.
+const FOR_GOOD: u32 = u8::MAX as u32;
+/// Bits of [`Promoted::wait`] there: keys, values.
+const CHANGED_KEYS: u32 = 0x40;
+const CHANGED_VALUES: u32 = 0x80;
+/// Renewals that a row may be left to the dense rung for: what [`Promoted::wait`] has room for beside these.
+pub const MAX_RETRY: u32 = CHANGED_KEYS - 1;
 
 /// Whether a step computes a row of blocks from the originals alone, and for how long: where trying again
 /// keeps finding heads over budget, it is tried half as often each time.
@@ -48,7 +57,8 @@ impl Turn {
     /// blocks.
     #[inline(always)]
     pub fn of(mode: u32, [exact_for, wait]: [u32; 2], made: u32) -> Self {
-        let left = if mode & mode::RENEWS != 0 { exact_for.saturating_sub(1) } else { exact_for };
+        let counts = mode & mode::RENEWS != 0 && exact_for != FOR_GOOD;
+        let left = if counts { exact_for.saturating_sub(1) } else { exact_for };
         let followed = mode & mode::FOLLOWED != 0;
         // A list that nobody has renewed says nothing of what a new one would do. That of a second pass is
         // new.
@@ -60,6 +70,17 @@ impl Turn {
     #[inline(always)]
     pub fn is_exact(self) -> bool {
         self.left != 0
+    }
+
+    /// Why it is, as a certificate has it, and the rung.
+    #[inline(always)]
+    pub fn rung_and_reason(self) -> u32 {
+        if self.left != FOR_GOOD {
+            return rung::DENSE | reason::EARLIER << 16;
+        }
+        let keys = if self.wait & CHANGED_KEYS != 0 { reason::KEY_CANARY } else { 0 };
+        let values = if self.wait & CHANGED_VALUES != 0 { reason::VALUE_CANARY } else { 0 };
+        rung::LAYER | (reason::EARLIER | keys | values) << 16
     }
 
     /// [`Promoted::exact_for`] and [`Promoted::wait`] behind the step, which may have found a head over
@@ -75,7 +96,29 @@ impl Turn {
     }
 }
 
+/// What [`Promoted`] has, beside what is there, of a row whose sequence was `found` to have changed: bits of
+/// [`reason::CANARY`].
+#[inline(always)]
+const fn changed_word(found: u32) -> u32 {
+    let keys = if found & reason::KEY_CANARY != 0 { CHANGED_KEYS } else { 0 };
+    let values = if found & reason::VALUE_CANARY != 0 { CHANGED_VALUES } else { 0 };
+    FOR_GOOD | (keys | values) << 8
+}
+
 impl Promoted {
+    /// Leaves a row to the dense rung for good: data of its sequence were `found` to have changed.
+    #[simt::device]
+    pub(super) fn changed(rows: GlobalMut<Promoted>, launch_row: u32, found: u32) {
+        rows.cast::<u32>().atomic_or(4 * launch_row as usize + 3, changed_word(found));
+    }
+
+    /// The same on the host.
+    pub fn change(&mut self, found: u32) {
+        let [exact_for, wait, ..] = changed_word(found).to_le_bytes();
+        self.exact_for |= exact_for;
+        self.wait |= wait;
+    }
+
     /// Full blocks that a row's sequence had when its list was made.
     #[simt::device]
     pub(in super::super) fn blocks(rows: Global<Promoted>, launch_row: u32) -> u32 {
