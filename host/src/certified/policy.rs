@@ -73,10 +73,11 @@ pub struct Policy {
     /// ε_guard: scores by quantized and by original keys may differ by Δ, the rounding of both and this much;
     /// a block where they do by more, or whose values differ by more than η, sends the sequence to rung 4.
     /// Infinite: nothing is compared. With `renew` blocks are compared ahead of the steps that make a list
-    /// anew, and a sequence that was sent to rung 4 stays there.
+    /// anew, one in so many, by the list that there is then; a sequence that was sent to rung 4 stays there,
+    /// as its row of the [`Carried`](super::Carried) list says.
     pub canary: f32,
-    /// The share of the blocks that are compared in each step though nobody promotes them. With `renew` those
-    /// of so many steps are compared in one.
+    /// The share of the blocks that are compared in each step though nobody promotes them. With `renew` so
+    /// many times that share, all of them at the most, in a step that makes a list anew, and none in others.
     pub exploration: f32,
 }
 
@@ -480,7 +481,8 @@ mod tests {
 
     #[test]
     fn every_reason_has_its_words() {
-        let all = reasons(u32::from(u16::MAX));
+        // What was not tried because of what has changed says that.
+        let all = [reasons(u32::from(u16::MAX)), reasons(reason::EARLIER)].concat();
         assert_eq!(all.len(), 9);
         assert_eq!(reasons(reason::CANARY).len(), 2);
         assert_eq!(Rung::of(rung::LAYER), Rung::Layer);

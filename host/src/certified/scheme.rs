@@ -6,6 +6,7 @@ use super::{
 };
 use crate::kv::proof::by_workload;
 use crate::kv::{Error, Kind, OptionSpec, Preset, Result, Scheme, Selection, System, Value};
+use kernels_gpu::certified::carried::MAX_RETRY;
 
 /// The system.
 pub static SYSTEM: System = System {
@@ -102,12 +103,12 @@ thresholds! {
     risk: SHARE, number, "probability with which a bound may fail; 0: never, and codes are the nearest ones";
     per_group: Kind::Switch, switch, "query heads of a KV head share what any of them promotes";
     renew: BLOCKS, count, "steps that a list of promoted blocks serves; 0: each step makes its own";
-    retry: Kind::Count(0, 255), count, "renewals that heads beside one over budget stay exact for, at the most; 0: none";
+    retry: Kind::Count(0, MAX_RETRY as u64), count, "renewals that heads beside one over budget stay exact for, at the most; 0: none";
     again: Kind::Word(&["host", "on", "off"]), second_pass, "heads over budget get a list of their own masses before they are exact; host: where originals are there";
     bound: Kind::Word(&["sound", "paper"]), bound, "whose bound E_key is";
     ranking: BLOCKS, count, "heaviest blocks whose order is checked; 0: none";
     canary: SIZE, number, "how far scores of promoted blocks may be apart beyond their bound";
-    exploration: SHARE, number, "share of other blocks that are compared in each step";
+    exploration: SHARE, number, "share of other blocks that are compared a step, those of renew steps in one";
 }
 
 /// What is no threshold.

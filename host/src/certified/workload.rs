@@ -138,9 +138,15 @@ impl<E: CacheElement> Step<E> {
         if self.input.device.kind() == BackendKind::Cuda && self.period() > 1 {
             steps = steps.max((3 * self.period()).next_multiple_of(round) + 1);
         }
+        let every = if self.policy.watch().is_some() { self.policy.renew.max(1) as usize } else { 1 };
+        if steps <= every {
+            steps = every.next_multiple_of(round) + 1;
+        }
         // Not of the first, which has no list yet, if there are others.
         let told = self.period().min(if carries { steps - 1 } else { steps });
         self.settled.steps = told as u64;
+        // Of these, what checks read is told of whole renewals: one step in each reads anything.
+        let whole = told / every * every;
         for step in 0..steps {
             self.enqueue(stream, 0, usize::MAX)?;
             stream.synchronize()?;
@@ -151,8 +157,14 @@ impl<E: CacheElement> Step<E> {
                 continue;
             }
             self.settled.read.add(self.plan.originals_read(&self.input.lengths)?);
-            let checked = self.plan.checked(&self.input.lengths)?;
-            self.settled.checked += checked.bytes(self.geometry.layout());
+            if step + whole >= steps {
+                let seen = &self.input.seen;
+                let lengths = match seen.is_empty() {
+                    true => self.input.lengths.clone(),
+                    false => seen[(self.steps - 1) % seen.len()].to_vec()?,
+                };
+                self.settled.checked += self.plan.checked(&lengths)?.bytes(self.geometry.layout());
+            }
             if self.policy.certify {
                 let certificates = self.out.certificates.to_vec()?;
                 let dense = certificates.iter().filter(|c| Rung::of(c.rung()).is_dense()).count();
@@ -163,7 +175,7 @@ impl<E: CacheElement> Step<E> {
         let settled = &mut self.settled;
         settled.output = self.out.output.to_vec()?;
         settled.lse = self.out.lse.to_vec()?;
-        settled.checked /= settled.steps;
+        settled.checked /= whole as u64;
         if self.policy.certify {
             settled.certificates = self.out.certificates.to_vec()?;
         }

@@ -42,7 +42,7 @@ pub struct HeadReport {
     pub skipped_mass: Option<f32>,
     /// What was found where the head was held against all of its sequence.
     pub audit: Option<Audit>,
-    /// Whether stored data of its sequence were found to be no longer what they were.
+    /// Whether stored data of its sequence, in its layer, were found to have changed.
     pub changed: bool,
 }
 
@@ -136,7 +136,7 @@ pub struct Summary {
     pub mixed_heads: u64,
     /// Heads that were computed from the originals alone: the exact fallback.
     pub exact_heads: u64,
-    /// Heads of sequences whose stored data were found to have changed.
+    /// Heads of a layer whose stored data of the sequence were found to have changed.
     #[serde(default, skip_serializing_if = "is_none")]
     pub changed_heads: u64,
     /// Blocks whose keys were used from their originals.

@@ -201,8 +201,9 @@ fn faults_are_found_as_often_as_they_should_be() {
     }
 }
 
-/// Steps of one pass, whose lists are renewed in every one: the same faults, a promoted block's in the second step, when
-/// a list has it. Then the whole sequence stays with its originals, mended or not, and no other does.
+/// Steps of one pass, whose lists are renewed in every one: the same faults, a promoted block's in the second
+/// step, when a list has it. Then the whole sequence stays with its originals, mended or not, and no other
+/// does.
 #[test]
 fn steps_of_one_pass_find_them_ahead() {
     const RATE: f32 = 0.25;
@@ -262,6 +263,36 @@ fn steps_of_one_pass_find_them_ahead() {
         println!("{detectable} faults to find, {by_keys} of them in keys; {found} alarms in a step each");
         assert!(by_keys > 10 && detectable > by_keys + 10);
         assert!(plausible(found, detectable, f64::from(RATE)), "{found} of {detectable}");
+    }
+}
+
+/// What was found is kept with the list, by row: a fork takes it along, and a sequence that begins has none
+/// of it.
+#[test]
+fn an_alarm_goes_with_the_list() {
+    let sequences = [(Input::Normal, 100), (Input::Sharp, 50), (Input::Diffuse, 70)];
+    let batch = Batch::<f16>::new(problem(3, 4, 1, 64, 112), &sequences, 5, 3);
+    for device in devices() {
+        let mut trial = loaded(device, &batch);
+        let layout = Geometry::new(1, 64).unwrap().layout();
+        let first = batch.row(0, 0, 2 * TOKENS) / layout.elements() as usize * layout.bytes as usize;
+        let byte = first + layout.key_code(3, 7) as usize;
+        let mut plan = trial.plan(&exploring_carried(1.0)).unwrap();
+        let mut out = plan.allocate().unwrap();
+        let mut layers = |trial: &mut Trial<f16>, plan: &mut _| {
+            let returned = trial.step(plan, &mut out).unwrap();
+            [0, 1, 2].map(|i| Rung::of(returned.certificates[4 * i].rung()) == Rung::Layer)
+        };
+        assert_eq!(layers(&mut trial, &mut plan), [false; 3]);
+        trial.flip(byte, 0x80).unwrap();
+        assert_eq!(layers(&mut trial, &mut plan), [true, false, false]);
+        trial.flip(byte, 0x80).unwrap();
+        let mut list = plan.carried(0).unwrap();
+        plan.swap_carried(&mut list).unwrap();
+        list.copy(trial.stream(), (0, 2), 3).unwrap();
+        list.forget(trial.stream(), 0, 3).unwrap();
+        plan.swap_carried(&mut list).unwrap();
+        assert_eq!(layers(&mut trial, &mut plan), [false, false, true]);
     }
 }
 

@@ -266,6 +266,7 @@ fn no_certificate_promises_too_much() {
         let findings = prove(device, options, &[], &POLICIES, |_| {}).unwrap();
         let total = &findings.total;
         assert!(total.violations == 0 && total.unbounded == 0, "{:#?}", findings.violations);
+        assert_eq!(total.rungs[4], 0, "no alarm over sound data: {:?}", total.reasons);
         assert!(total.head_steps >= 700 && findings.inputs.len() == Input::MADE.len());
         // The bounds are neither idle nor all of one kind.
         assert!(total.tightest > 1.0 && total.tightest < 8.0, "{}", total.tightest);

@@ -154,8 +154,8 @@ pub fn combine<const D: usize>(
     }
 }
 
-/// Combines the rows of `W` warps as [`combine`] does those of a block of attention, and writes what comes of it
-/// to the block's part: [`part_floats`] of `partials` from `part` on.
+/// Combines the rows of `W` warps as [`combine`] does those of a block of attention, and writes what comes of
+/// it to the block's part: [`part_floats`] of `partials` from `part` on.
 #[simt::device]
 pub fn combine_to_part_of<const D: usize, const W: usize>(
     rows: Shared<PartialRow>,

@@ -256,8 +256,8 @@ pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
     }
 }
 
-/// Whether a difference is larger than it may be: what is not a number is beyond a number, and nothing is beyond
-/// what is none.
+/// Whether a difference is larger than it may be: what is not a number is beyond a number, and nothing is
+/// beyond what is none.
 // Hence `!(x <= y)`.
 #[allow(clippy::neg_cmp_op_on_partial_ord)]
 #[inline(always)]
@@ -265,8 +265,8 @@ pub fn beyond(x: f32, allowed: f32) -> bool {
     allowed < f32::INFINITY && !(x <= allowed)
 }
 
-/// Whether scores of a row, products of its normalised query, are further apart than they may be: of a lane's four
-/// tokens. Nothing is said of a query that is not finite.
+/// Whether scores of a row, products of its normalised query, are further apart than they may be: of a lane's
+/// four tokens. Nothing is said of a query that is not finite.
 #[inline(always)]
 pub(super) fn keys_differ(
     query: &Query,
@@ -282,7 +282,8 @@ pub(super) fn keys_differ(
     differs
 }
 
-/// At most the norm whose square this is, as a sum of up to 256 squares: 150 roundings of the sum, and the root's.
+/// At most the norm whose square this is, as a sum of up to 256 squares: 150 roundings of the sum, and the
+/// root's.
 #[inline(always)]
 pub fn norm_below(squares: f32) -> f32 {
     sqrt(squares) * (1.0 - 1.0 / 4096.0)

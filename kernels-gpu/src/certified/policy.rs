@@ -47,7 +47,8 @@ pub struct Thresholds {
     pub paper_bound: u32,
 }
 
-/// What is checked of the stored blocks after a step, as the kernels want it.
+/// What is checked of the stored blocks after a step, or ahead of one that makes its list anew, as the
+/// kernels want it.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Watch {
@@ -57,7 +58,7 @@ pub struct Watch {
     /// ε_guard, in nats: scores by quantized and by original keys may differ by Δ and this much. Infinite:
     /// nobody asks.
     pub guard: f32,
-    /// Of 2^32: how likely a block is looked at that nobody has promoted.
+    /// Of 2^32: how likely a step that compares looks at a block that nobody has promoted.
     pub draw: u64,
 }
 
@@ -87,8 +88,8 @@ pub mod rung {
 pub mod reason {
     /// The bound over its budget.
     pub const ERROR_BUDGET: u32 = 1;
-    /// The head was not tried: an earlier step has found a head of the row of blocks over budget, or, where a bit
-    /// of [`CANARY`] is set too, stored data of the sequence have changed.
+    /// The head was not tried: an earlier step has found a head of the row of blocks over budget, or, where a
+    /// bit of [`CANARY`] is set too, stored data of the sequence have changed.
     pub const EARLIER: u32 = 2;
     /// A query that is not finite.
     pub const QUERY_NOT_FINITE: u32 = 4;

@@ -1,5 +1,5 @@
-//! The checks after a step that has chosen for itself, `audit`, `rank` and `settle` of the kernels, and those ahead of
-//! one that makes its list anew, `canary`.
+//! The checks after a step that has chosen for itself, `audit`, `rank` and `settle` of the kernels, and those
+//! ahead of one that makes its list anew, `canary`.
 
 use super::choose::Chosen;
 use super::list::{Lists, extents};
@@ -311,7 +311,8 @@ pub(super) fn compare_ahead<E: Half, const D: usize>(
     }
 }
 
-/// `values_differ` of the kernels: whether a value is further from its quantized form than η, or longer than ν.
+/// `values_differ` of the kernels: whether a value is further from its quantized form than η, or longer than
+/// ν.
 #[inline(always)]
 fn values_differ<E: Half, L: Lanes, const D: usize>(
     values: &[u16],

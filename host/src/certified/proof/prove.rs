@@ -211,11 +211,12 @@ const PAPER_SOUND: &str = "paper, sound bound";
 pub type Tried<'a> = (&'a str, Policy, Layout);
 
 /// What is tried where nothing is said.
-pub const POLICIES: [Tried<'static>; 9] = [
+pub const POLICIES: [Tried<'static>; 10] = [
     ("paper", Policy::PAPER, Layout::Compact),
     (PAPER_SOUND, Policy { bound: Bound::Sound, ranking: 0, renew: 1, ..Policy::PAPER }, Layout::Compact),
     ("choosing", Policy::CHOOSING, Layout::Compact),
     ("sound", Policy::SOUND, Layout::Compact),
+    ("sound, watched", Policy { canary: 1e-6, exploration: 1.0 / 16.0, ..Policy::SOUND }, Layout::Compact),
     ("codes", Policy::CODES, Layout::Compact),
     ("strict", Policy::STRICT, Layout::Compact),
     ("fast", Policy::FAST, Layout::Compact),

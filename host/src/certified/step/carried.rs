@@ -14,6 +14,10 @@ use simt::Pod;
 /// serve other sequences than those it was made for: entries past a sequence's end are passed over, and the
 /// next renewal mends it. Plans list no block twice, whose weight would count twice.
 ///
+/// With [`Policy::canary`](crate::certified::Policy::canary) a row also keeps that its sequence's stored data
+/// were found to have changed, and stays exact for good. Whoever gives the row to another sequence has to
+/// [`forget`](Self::forget) what it has, and [`copy`](Self::copy) it for a fork.
+///
 /// When it is made anew is counted here, as steps are put into a stream: a graph repeats what its steps were
 /// when it was captured. So one that shall renew its list now and then holds as many steps as
 /// [`Policy::renew`](crate::certified::Policy::renew) says, or several graphs of one step each take turns.
@@ -83,16 +87,11 @@ impl Carried {
         self
     }
 
-    /// Empties what one of so many sequences has.
+    /// Empties what one of so many sequences has, as for one that begins.
     ///
     /// # Errors
     /// What the device reports.
-    pub(in crate::certified) fn forget(
-        &mut self,
-        stream: &Stream,
-        sequence: usize,
-        sequences: usize,
-    ) -> Result<()> {
+    pub fn forget(&mut self, stream: &Stream, sequence: usize, sequences: usize) -> Result<()> {
         let own = |all: usize| sequence * (all / sequences)..(sequence + 1) * (all / sequences);
         let (lists, entries, promoted) =
             (own(self.lists.len()), own(self.entries.len()), own(self.promoted.len()));
@@ -105,12 +104,7 @@ impl Carried {
     ///
     /// # Errors
     /// What the device reports.
-    pub(in crate::certified) fn copy(
-        &mut self,
-        stream: &Stream,
-        (from, to): (usize, usize),
-        sequences: usize,
-    ) -> Result<()> {
+    pub fn copy(&mut self, stream: &Stream, (from, to): (usize, usize), sequences: usize) -> Result<()> {
         copy_part(stream, &mut self.lists, (from, to), sequences)?;
         copy_part(stream, &mut self.entries, (from, to), sequences)?;
         copy_part(stream, &mut self.promoted, (from, to), sequences)

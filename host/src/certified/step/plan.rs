@@ -28,9 +28,10 @@ use simt::LaunchShape;
 /// check. Nothing waits for the host.
 ///
 /// With [`Policy::renew`] a step promotes what an earlier one has chosen, the plan's [`Carried`] list:
-/// `canary`, if the policy asks, compares what is stored, in steps that make the list anew; `carry` does in one pass what `attend` and `replace` do in two. With [`Policy::again`] rows of blocks with
-/// a head over budget get a list of the step's own masses and `carry` again. The dense rung follows, and
-/// every so many steps `weigh` and `mark` make the next list.
+/// `canary`, if the policy asks, compares what is stored, in steps that make the list anew; `carry` does in
+/// one pass what `attend` and `replace` do in two. With [`Policy::again`] rows of blocks with a head over
+/// budget get a list of the step's own masses and `carry` again. The dense rung follows, and every so many
+/// steps `weigh` and `mark` make the next list.
 pub struct StepPlan<E: StepElement> {
     device: Device,
     pub(super) problem: StepProblem,
@@ -284,7 +285,9 @@ impl<E: StepElement> StepPlan<E> {
         Ok(read)
     }
 
-    /// What the checks of the last step read; waits for the device. `lengths` are those of its sequences.
+    /// What the checks of the last step read; waits for the device. `lengths` are those of its sequences. Of
+    /// a step by a carried list, whether it compared anything is what was last launched or captured: a
+    /// graph's replays are not counted.
     ///
     /// # Errors
     /// What the device reports.

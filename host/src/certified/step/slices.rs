@@ -6,8 +6,9 @@ use crate::cpu::handles::{slice, slice_mut};
 
 impl<E: StepElement> StepPlan<E> {
     /// The same step by the CPU's own path: the bits of [`run`](Self::run) in all that is returned, in the
-    /// scratch and its traffic, in [`originals_read`](Self::originals_read) and [`checked`](Self::checked). It
-    /// needs no stream, and cannot be captured; the first run allocates, later ones where sequences have grown.
+    /// scratch and its traffic, in [`originals_read`](Self::originals_read) and [`checked`](Self::checked).
+    /// It needs no stream, and cannot be captured; the first run allocates, later ones where sequences have
+    /// grown.
     ///
     /// # Safety
     /// As [`run`](Self::run), and all is host memory that the call alone uses.

@@ -105,7 +105,7 @@ impl Watching {
 
     /// All of it, word by word.
     pub(super) fn between(&self) -> Result<Vec<(&'static str, Vec<u32>)>> {
-        if self.looked.len() > 0 {
+        if !self.looked.is_empty() {
             return Ok(vec![("looked", words(&self.looked)?)]);
         }
         Ok(vec![

@@ -1,25 +1,26 @@
 //! # Mathematics
-//! The comparisons of [`audit`](fn@super::super::audit), ahead of a step that makes its list anew: blocks of the
-//! list that there is, and others with a fixed probability, are as they were annotated only if
+//! The comparisons of [`audit`](fn@super::super::audit), ahead of a step that makes its list anew: blocks of
+//! the list that there is, and others with a fixed probability, are as they were annotated only if
 //!
 //! ```text
 //! |s_t − s^_t| <= Δ_b + δ_F + ε_guard      ‖V_t − V^_t‖ <= η_b      ‖V_t‖ <= ν_b      for its 16 tokens
 //! ```
 //!
-//! for the rows of this step, with Δ_b, (5), and δ_F, (6), of the block's annotation. Where a block fails, all rows
-//! of blocks of its sequence are left to the dense rung for good ([`Promoted::changed`]): the pass behind this
-//! launch looks at no quantized block of it, nor does any later one.
+//! for the rows of this step, with Δ_b, (5), and δ_F, (6), of the block's annotation. Where a block fails,
+//! all rows of blocks of its sequence are left to the dense rung for good ([`Promoted::changed`]): the pass
+//! behind this launch looks at no quantized block of it, nor does any later one.
 //!
 //! # Layout
-//! As in [`carry`](fn@super::carry). `looked` [sequences · kv_heads · row groups, 4]: of the row's list the entries,
-//! those whose keys are wanted, those whose values are, and 0.
+//! As in [`carry`](fn@super::carry). `looked` [sequences · kv_heads · row groups, 4]: of the row's list the
+//! entries, those whose keys are wanted, those whose values are, and 0.
 //!
 //! # Bytes
-//! A block that is looked at: 32·D + 48 quantized, 32·D each of its originals. What is in the scratch is read there.
+//! A block that is looked at: 32·D + 48 quantized, 32·D each of its originals. What is in the scratch is read
+//! there.
 //!
 //! # Work split
-//! Grid (comparers, kv_heads · row groups, sequences), eight warps a block: a warp a listed block; then a warp for 32
-//! blocks of which some are drawn, by a hash of the sequence's length, row of blocks and block.
+//! Grid (comparers, kv_heads · row groups, sequences), eight warps a block: a warp a listed block; then a
+//! warp for 32 blocks of which some are drawn, by a hash of the sequence's length, row of blocks and block.
 
 use super::super::admit::{Scratch, held};
 use super::super::auditing::{audit_layout, drawn, keys_differ, values_differ};

@@ -17,8 +17,8 @@ use simt::math::max;
 use simt::warp::{self, FULL_MASK, warp_reduce_max_u32};
 use simt::{Global, GlobalMut, Zeroable, async_copy, thread, unroll};
 
-/// The certificate of a head that this step has not tried, over keys and values of these norms at most; `why`:
-/// [`Turn::rung_and_reason`](super::Turn::rung_and_reason).
+/// The certificate of a head that this step has not tried, over keys and values of these norms at most;
+/// `why`: [`Turn::rung_and_reason`](super::Turn::rung_and_reason).
 #[inline(always)]
 pub fn certificate<E: Half, const D: usize>(
     query: &Query,

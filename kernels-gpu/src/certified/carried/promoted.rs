@@ -293,6 +293,33 @@ mod tests {
         assert_eq!(all, [14, 15, 18, 19, 20, 21, 22, 23]);
     }
 
+    /// Whatever a row has waited for, and whatever steps come: once its sequence has changed, it is exact.
+    #[test]
+    fn what_has_changed_stays_exact() {
+        for (found, exact_for, wait) in [
+            (reason::KEY_CANARY, 0, 0),
+            (reason::VALUE_CANARY, 3, MAX_RETRY as u8),
+            (reason::CANARY, 1, 2),
+            (reason::KEY_CANARY, 255, 0x80),
+        ] {
+            let mut promoted = Promoted { exact_for, wait, ..Promoted::zeroed() };
+            promoted.change(found);
+            let mut count = [promoted.exact_for, promoted.wait].map(u32::from);
+            let known = found | if wait == 0x80 { reason::VALUE_CANARY } else { 0 };
+            for step in 0..600 {
+                let renews = if step % 2 == 0 { mode::RENEWS } else { mode::JUDGES };
+                let turn = Turn::of(mode::LISTED | mode::FOLLOWED | renews, count, step);
+                assert!(turn.is_exact());
+                assert_eq!(turn.rung_and_reason(), rung::LAYER | (reason::EARLIER | known) << 16);
+                count = turn.after(step % 3 == 0, MAX_RETRY);
+            }
+        }
+        assert_eq!(
+            Turn::of(mode::LISTED, [254, 63], 1).rung_and_reason(),
+            rung::DENSE | reason::EARLIER << 16
+        );
+    }
+
     #[test]
     fn what_is_within_its_budget_again_starts_anew() {
         // Within it in step 5, so that step 9 waits for one renewal again.
