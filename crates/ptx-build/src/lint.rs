@@ -5,7 +5,9 @@
 //! A finding can be accepted for one entry by a row with a reason in the [allow list](crate::allow).
 
 use crate::endless::endless;
-use crate::opcodes::{CONVERGENT, MEMORY, has_float, is_atomic, is_state_space, needs_rounding, needs_sm_90};
+use crate::opcodes::{
+    CONVERGENT, MEMORY, has_float, is_atomic, is_state_space, needs_one_target, needs_rounding, needs_sm_90,
+};
 use crate::ptx::{Instruction, Module, Statement};
 use crate::waits::Waits;
 use std::collections::HashSet;
@@ -35,6 +37,8 @@ pub enum Rule {
     Wait,
     /// An instruction that the target does not have.
     Target,
+    /// An instruction that GPUs of one compute capability alone have, in a kernel that is for others too.
+    OneTarget,
     /// A loop that nothing leaves: of a wait for a word that LLVM reads once.
     EndlessLoop,
     /// A call that was not inlined.
@@ -47,7 +51,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 14] = [
+    pub const ALL: [Rule; 15] = [
         Rule::Rounding,
         Rule::FlushToZero,
         Rule::Approximate,
@@ -58,6 +62,7 @@ impl Rule {
         Rule::LocalMemory,
         Rule::Wait,
         Rule::Target,
+        Rule::OneTarget,
         Rule::EndlessLoop,
         Rule::Call,
         Rule::Spill,
@@ -77,6 +82,7 @@ impl Rule {
             Rule::LocalMemory => "local-memory",
             Rule::Wait => "wait",
             Rule::Target => "target",
+            Rule::OneTarget => "one-target",
             Rule::EndlessLoop => "endless-loop",
             Rule::Call => "call",
             Rule::Spill => "spill",
@@ -127,6 +133,10 @@ impl Rule {
                  and load_ahead: see simt::thread::wait_for_previous"
             }
             Rule::Target => "only GPUs from sm_90 on have it: mark the kernel #[kernel(min_sm = 90)]",
+            Rule::OneTarget => {
+                "newer GPUs do not have what one compute capability has of its own: mark the kernel \
+                 #[kernel(only_sm = 90)]"
+            }
             Rule::EndlessLoop => {
                 "a plain load may be read once, ahead of the loop: wait with load_acquire, an atomic or a \
                  barrier, which other threads can be waited for by"
@@ -197,7 +207,12 @@ pub fn check(module: &Module) -> Vec<Finding> {
         if floats.are_stored_as_bytes(statement) {
             rules.push(Rule::FloatByteStore);
         }
-        if before_sm_90 && statement.instruction.as_ref().is_some_and(needs_sm_90) {
+        let is_of_one = |index: usize| module.of_one_target.contains(&module.functions[index].name);
+        if statement.instruction.as_ref().is_some_and(needs_one_target) {
+            if !statement.function.is_some_and(is_of_one) {
+                rules.push(Rule::OneTarget);
+            }
+        } else if before_sm_90 && statement.instruction.as_ref().is_some_and(needs_sm_90) {
             rules.push(Rule::Target);
         }
         if waits.are_broken_by(statement) {
@@ -377,9 +392,7 @@ mod tests {
             (
                 ConvergentAssembly,
                 "// begin inline asm\nvote.sync.all.pred %p1, %p2, -1;\n// end inline asm",
-                "// begin inline asm\n{ .reg .pred p; setp.ne.b32 p, 0, 0; \
-                 wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1, %r2, %r3, %r4}, %rd1, %rd2, p; }\n\
-                 // end inline asm",
+                "vote.sync.all.pred %p1, %p2, -1;",
             ),
             (
                 ConvergentAssembly,
@@ -421,6 +434,8 @@ mod tests {
             (Target, "mov.u32 %r1, %cluster_ctarank;", "mov.u32 %r1, %ctaid.x;"),
             (Target, "ld.shared::cluster.b32 %r1, [%r2];", "ld.shared::cta.b32 %r1, [%r2];"),
             (Target, "atom.shared::cluster.add.u32 %r1, [%r2], 1;", "atom.shared.add.u32 %r1, [%r2], 1;"),
+            (OneTarget, "wgmma.fence.sync.aligned;", "fence.proxy.async;"),
+            (OneTarget, "setmaxnreg.inc.sync.aligned.u32 232;", "elect.sync %r1|%p1, -1;"),
             (EndlessLoop, "$A: mov.u32 %r1, 1; bra.uni $A;", "$A: mov.u32 %r1, 1; @%p1 bra $A; ret;"),
             (Call, "{ // callseq 0, 0\ncall.uni (retval0), f, (param0);\n}", "bra.uni $L__BB0_1;"),
         ];
@@ -448,6 +463,21 @@ griddepcontrol.launch_dependents;
 // end inline asm
 shfl.sync.bfly.b32 %r1|%p1, %r2, 1, 31, -1; dp4a.s32.s32 %r1, %r2, %r3, %r4; prmt.b32 %r1, %r2, %r3, 0x5140;";
         assert_eq!(rules(body), []);
+    }
+
+    /// In a kernel that is for one target, `wgmma` is allowed, in inline assembly too.
+    #[test]
+    fn what_one_target_has_is_for_kernels_of_that_target() {
+        let entry = ".entry k()\n{\n// begin inline asm\n{ .reg .pred p; setp.ne.b32 p, 0, 0; \
+                     wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1, %r2, %r3, %r4}, %rd1, %rd2, p; }\n\
+                     // end inline asm\n}\n";
+        let found = |text: &str| check(&ptx::parse(text)).iter().map(|found| found.rule).collect::<Vec<_>>();
+        assert_eq!(found(&format!(".target sm_90\n{entry}")), [Rule::OneTarget]);
+        assert_eq!(found(&format!(".target sm_80\n{entry}")), [Rule::OneTarget]);
+        let text = format!(".target sm_90a\n// simt.only_begin k 90\n{entry}// simt.only_end k\n");
+        assert_eq!(found(&text), []);
+        let other = text.replace("begin k", "begin j");
+        assert_eq!(found(&other), [Rule::OneTarget]);
     }
 
     #[test]

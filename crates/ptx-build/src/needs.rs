@@ -22,6 +22,9 @@ pub const MIN_SM: &str = "simt.min_sm";
 /// The same of a kernel for one target alone.
 pub const ONLY_SM: &str = "simt.only_sm";
 
+/// What the line ahead of an entry that is for one target alone starts with, behind `//`, in its PTX.
+pub const ONLY_BEGIN: &str = "simt.only_begin";
+
 /// What the comment in the place of an entry starts with, behind `//`.
 pub const LEFT_OUT: &str = "simt.left_out";
 
@@ -80,7 +83,7 @@ pub fn only(source: String, sm: u32) -> Result<String, NeedsError> {
     for function in module.functions.iter().filter(|function| only.contains_key(&function.name)) {
         text.push_str(&source[from..function.header.start]);
         let (name, entry) = (&function.name, &source[function.header.start..function.end]);
-        text.push_str(&format!("// simt.only_begin {name} {sm}\n{entry}\n// simt.only_end {name}"));
+        text.push_str(&format!("// {ONLY_BEGIN} {name} {sm}\n{entry}\n// simt.only_end {name}"));
         from = function.end;
     }
     text.push_str(&source[from..]);

@@ -38,8 +38,14 @@ pub(crate) fn needs_sm_90(instruction: &Instruction) -> bool {
         "barrier" => instruction.has("cluster"),
         "mov" => ["%cluster", "%nclusterid"].iter().any(|register| instruction.operands.contains(register)),
         "st" | "red" => instruction.has("async"),
-        name => matches!(name, "elect" | "getctarank" | "mapa" | "multimem" | "setmaxnreg" | "wgmma"),
+        name => matches!(name, "elect" | "getctarank" | "mapa" | "multimem"),
     }
+}
+
+/// What GPUs of one compute capability alone have: PTX for it names the target with features of its own,
+/// `sm_90a`.
+pub(crate) fn needs_one_target(instruction: &Instruction) -> bool {
+    matches!(instruction.name(), "setmaxnreg" | "wgmma")
 }
 
 pub(crate) fn is_state_space(part: &str) -> bool {

@@ -4,6 +4,7 @@
 //! operands in braces, several statements on a line and statements over several lines. It does not check
 //! that the PTX is right; ptxas does.
 
+use crate::needs::ONLY_BEGIN;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -19,6 +20,10 @@ pub struct Module {
     /// The entries that may start before the launch ahead of them is done: those that comments of the kernel
     /// macro name, `// simt.overlaps ENTRY`.
     pub overlapping: BTreeSet<String>,
+    /// The entries that are for GPUs of one compute capability: those between the lines that
+    /// [`needs::only`](crate::needs::only) leaves, `// simt.only_begin ENTRY SM` and `// simt.only_end
+    /// ENTRY`.
+    pub of_one_target: BTreeSet<String>,
 }
 
 impl Module {
@@ -42,6 +47,14 @@ const OVERLAPS: &str = "simt.overlaps ";
 fn overlapping(source: &str) -> BTreeSet<String> {
     let named =
         |line: &str| Some(line.trim().strip_prefix("//")?.trim().strip_prefix(OVERLAPS)?.trim().to_owned());
+    source.lines().filter_map(named).collect()
+}
+
+fn of_one_target(source: &str) -> BTreeSet<String> {
+    let named = |line: &str| {
+        let rest = line.trim().strip_prefix("//")?.trim_start().strip_prefix(ONLY_BEGIN)?;
+        rest.split_whitespace().next().map(str::to_owned)
+    };
     source.lines().filter_map(named).collect()
 }
 
@@ -193,6 +206,7 @@ pub fn parse(source: &str) -> Module {
     let mut module = module.read();
     module.inline_assembly = inline_assembly(source);
     module.overlapping = overlapping(source);
+    module.of_one_target = of_one_target(source);
     module
 }
 
