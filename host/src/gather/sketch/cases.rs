@@ -22,6 +22,8 @@ struct Step {
     max_tokens: u32,
     budget: Budget,
     race_check: bool,
+    /// Whether queries are 64 times as long, so that blocks' masses are far apart, and these are compared too.
+    apart: bool,
     /// What a block has of shared memory, at the most.
     shared_bytes: u32,
 }
@@ -37,6 +39,7 @@ const STEP: Step = Step {
     max_tokens: 160,
     budget: Budget { support: Support { k: 1, block: 16, local: 2 }, bits: 4, skip: 0.2 },
     race_check: false,
+    apart: false,
     shared_bytes: u32::MAX,
 };
 
@@ -122,9 +125,10 @@ pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
             ..STEP
         };
         add::<f16>(&mut cases, equal, 64);
-        // Blocks of a tile whose masses are far apart.
+        // Blocks of a tile whose masses are far apart, in all rows of a warp.
         let inputs = &[Input::Sharp, Input::Wide, Input::Outlier];
-        let apart = Step { lengths: &[97, 150, 113], inputs, kv_heads: 1, race_check: true, ..STEP };
+        let lengths = &[97, 150, 113];
+        let apart = Step { lengths, inputs, kv_heads: 1, group: ROWS, race_check: true, apart: true, ..STEP };
         add::<f16>(&mut cases, apart, 64);
     } else {
         let support = Support { k: 40, ..STEP.budget.support };
@@ -144,9 +148,10 @@ fn add<E: SketchElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
         (E::scan_kernel(head_dim, bits, shared_bytes), E::sketch_kernel(bits), E::settle_kernel(head_dim));
     let (Some((scan, _)), Some(sketch), Some(settle)) = kernels else { return };
     let lean = if shared_bytes == LEAN { " in 99 KiB" } else { "" };
+    let apart = if step.apart { " far apart" } else { "" };
     let lengths = step.lengths.iter().take(12).map(u32::to_string).collect::<Vec<_>>().join(",");
     let label = format!(
-        "heads={}/{kv_heads} k={k} block={block} local={local} skip={skip} of {}{lean}: {lengths}",
+        "heads={}/{kv_heads} k={k} block={block} local={local} skip={skip} of {}{apart}{lean}: {lengths}",
         group * kv_heads,
         step.max_tokens
     );
@@ -162,7 +167,10 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
     let sequences = lengths.len() as u32;
     let q_heads = group * kv_heads;
     let problem = StepProblem { sequences, q_heads, kv_heads, head_dim, max_tokens };
-    let batch = Batch::<E>::in_turns(problem, inputs, lengths, 5, 9);
+    let mut batch = Batch::<E>::in_turns(problem, inputs, lengths, 5, 9);
+    if step.apart {
+        batch.queries.iter_mut().for_each(|x| *x = E::from_f32(64.0 * x.to_f32()));
+    }
     let stream = Stream::new(device)?;
     let at = batch.upload(device)?;
     let mut sketches = Sketches::<E>::new(device, problem, budget)?;
@@ -216,5 +224,8 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         OutputBuffer::download("output", &output)?,
         OutputBuffer::download("lse", &lse)?,
     ]);
+    if step.apart {
+        outputs.push(OutputBuffer::download("masses", plan.masses())?);
+    }
     Ok(outputs)
 }

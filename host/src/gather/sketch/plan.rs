@@ -197,7 +197,8 @@ impl<E: SketchElement> Plan<E> {
 
     /// Fills what a step writes for every head with what no step writes.
     pub(super) fn poison(&mut self, stream: &Stream) -> crate::Result<()> {
-        let Scratch { skipped, whole, wanted, .. } = &mut self.scratch;
+        let Scratch { masses, skipped, whole, wanted, .. } = &mut self.scratch;
+        *masses = poisoned(stream, masses.len())?;
         (*skipped, *whole) = (poisoned(stream, skipped.len())?, poisoned(stream, whole.len())?);
         *wanted = poisoned(stream, wanted.len())?;
         Ok(())
@@ -223,6 +224,11 @@ impl<E: SketchElement> Plan<E> {
     /// What holds for all heads of a KV head, [sequences, kv_heads].
     pub fn whole(&self) -> &Buffer<Whole> {
         &self.scratch.whole
+    }
+
+    /// log2 of the blocks' masses, rounded up, [sequences, kv_heads, blocks, heads].
+    pub(super) fn masses(&self) -> &Buffer<f32> {
+        &self.scratch.masses
     }
 
     /// Heads that went to the rung, [sequences, kv_heads · row groups], a bit each.
