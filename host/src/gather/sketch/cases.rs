@@ -22,7 +22,8 @@ struct Step {
     max_tokens: u32,
     budget: Budget,
     race_check: bool,
-    /// Whether queries are 64 times as long, so that blocks' masses are far apart, and these are compared too.
+    /// Whether queries are 64 times as long, so that blocks' masses are far apart, and these are compared
+    /// too.
     apart: bool,
     /// What a block has of shared memory, at the most.
     shared_bytes: u32,
