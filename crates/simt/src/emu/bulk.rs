@@ -291,10 +291,12 @@ pub(crate) fn bulk_wait(pending: usize, read: bool) {
     });
 }
 
-/// What the thread has written to shared memory is shown to copies, and `everywhere` in global memory too.
+/// What the thread has written to its block's shared memory is shown to copies, and `everywhere` in other
+/// blocks' and in global memory too.
 #[track_caller]
 pub(crate) fn bulk_fence(everywhere: bool) {
-    let spaces: &[Space] = if everywhere { &[Space::Shared, Space::Global] } else { &[Space::Shared] };
+    let all = [Space::Shared, Space::Global, Space::Cluster];
+    let spaces = if everywhere { &all[..] } else { &all[..1] };
     let place = Location::caller();
     with_lane(|lane| {
         let left_out = lane.block().breaks(Change::NoFence, place);

@@ -12,9 +12,9 @@ pub(super) struct Known {
     pub(super) blocks: BTreeMap<u64, u32>,
     /// (Block number, thread) to clock: everything the thread did up to it.
     pub(super) threads: BTreeMap<(u64, u32), u32>,
-    /// Which of these accesses copies by the asynchronous proxy see, those ahead of a fence for that: of
-    /// shared memory and of global memory.
-    pub(super) shown: [Shown; 2],
+    /// Which of these accesses copies by the asynchronous proxy see, those ahead of a fence for that: by
+    /// [`Space`], what a thread did to its own block's shared memory apart from what it did to another's.
+    pub(super) shown: [Shown; 3],
     /// The time of the last fence of sequential consistency that another one lies behind, of a thread that
     /// was heard of: values set before that are not seen any more.
     pub(super) fenced: u64,
@@ -165,6 +165,12 @@ impl Clock {
         let known = Rc::make_mut(&mut self.known);
         for space in spaces {
             known.shown[*space as usize].join(&released.blocks, &released.threads);
+        }
+        // To this block's memory, which such a fence is of, others may have written.
+        if !spaces.contains(&Space::Cluster) {
+            released.blocks.remove(&block);
+            released.threads.retain(|(of, _), _| *of != block);
+            known.shown[Space::Cluster as usize].join(&released.blocks, &released.threads);
         }
     }
 

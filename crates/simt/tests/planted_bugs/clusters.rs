@@ -1,8 +1,8 @@
 //! Clusters: what blocks do with each other's shared memory, and who does not come to their barrier.
 
-use crate::support::{at, caught, launch, line, modes, pass, read, thread, write};
+use crate::support::{aligned, at, caught, launch, line, modes, pass, read, thread, write};
 use simt::emu::{EmuOptions, FaultKind, Schedule, Space};
-use simt::{Global, GlobalMut, LaunchShape, Shared, SharedPlan, cluster, kernel, thread as index};
+use simt::{Global, GlobalMut, LaunchShape, Shared, SharedPlan, bulk, cluster, kernel, thread as index};
 
 const SOURCE: &str = include_str!("clusters.rs");
 
@@ -432,5 +432,48 @@ fn a_wait_for_another_blocks_word_has_an_end() {
         assert!(text.contains("waits for another block's shared element 0 to change from 0"), "{text}");
         assert!(text.contains("waits at the cluster's barrier for the rest of its cluster"), "{text}");
         assert_eq!(fault.place.unwrap().line, line!("nobody sets it").line);
+    }
+}
+
+/// What is stored to another block's memory, which that block copies on.
+#[kernel(min_sm = 90, cluster = 2)]
+fn handed_on(y: GlobalMut<u32>, mistake: u32) {
+    let Layout { tile, .. } = layout();
+    let (t, rank) = (index::thread_idx_x(), cluster::rank());
+    cluster::sync();
+    tile.of_block(1 - rank).store(t, 100 * rank + t);
+    match mistake {
+        0 => bulk::fence(),
+        1 => bulk::fence_shared(),
+        _ => {}
+    }
+    cluster::sync();
+    if t == 0 {
+        if mistake == 2 {
+            bulk::fence_shared();
+        }
+        y.copy_bulk((THREADS * rank) as usize, tile, 0, 4 * THREADS); // BUG: only the sender's memory was fenced
+        bulk::commit();
+        bulk::wait::<0>();
+    }
+}
+
+/// A fence of the sender's own shared memory is none of the receiver's; one that the receiver makes is.
+#[test]
+fn a_fence_of_ones_own_memory_shows_nothing_of_anothers() {
+    let y = aligned(|_| 0, 2 * THREADS as usize);
+    for mistake in [1, 3] {
+        let place = at!("only the sender's memory was fenced", block 0, thread 0);
+        let args = handed_on::Args { y: write(y), mistake };
+        let kind = caught(handed_on::kernel(), shape(2), args, &EmuOptions::race_checked(), place);
+        let FaultKind::NoProxyFence(pair) = kind else { panic!("{kind:?}") };
+        assert_eq!((pair.index, pair.other, pair.other_access), (0, thread(1, 0), "write"));
+    }
+    for mistake in [0, 2] {
+        for options in all_modes() {
+            y.fill(0);
+            pass(handed_on::kernel(), shape(2), handed_on::Args { y: write(y), mistake }, &options);
+            assert!((0..THREADS).all(|t| y[t as usize] == 100 + t && y[(THREADS + t) as usize] == t));
+        }
     }
 }

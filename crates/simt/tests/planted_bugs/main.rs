@@ -45,6 +45,7 @@
 //! | `clusters` | no such rank, a block that is not there | `ClusterRank` and others | yes | yes |
 //! | `clusters` | … where the order of blocks hides it | `ClusterEnded` | passes | yes |
 //! | `clusters` | none comes, an arrival too many | `ClusterBarrier`, `ClusterArrival` | yes | yes |
+//! | `clusters` | stored to another's memory, a fence of one's own | `NoProxyFence` | passes | yes |
 //! | `clusters` | another block's element, no barrier of the cluster in between | `Race` | passes | yes |
 //! | `late_wait` | a kernel that is to wait for the launch before, a path without | `NoWait` | yes | yes |
 //! | `waits` | a lock kept, a circle, no room, a fault that others wait for | `EndlessWait` | yes | yes |

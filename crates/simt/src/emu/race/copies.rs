@@ -41,6 +41,7 @@ impl Races {
                 )));
             }
         }
+        let owner = self.past.owner;
         let memory = if space == Space::Global { &mut grid.memory } else { &mut self.past.memory };
         memory.visit(start, bytes, |byte, history| {
             let fault = |kind: fn(Box<super::Race>) -> FaultKind, other: &Event| {
@@ -53,7 +54,9 @@ impl Races {
                 return fault(kind_of(other), other);
             }
             let mut writes = history.write.iter().chain(history.atomics());
-            if let Some(other) = writes.find(|past| !past.is_shown_to_copies(space, clock)) {
+            if let Some(other) =
+                writes.find(|past| !past.is_shown_to_copies(written(past, space, owner), clock))
+            {
                 return fault(FaultKind::NoProxyFence, other);
             }
             note(history, event);
@@ -77,12 +80,9 @@ impl Races {
     ) -> Option<FaultKind> {
         let event = self.event(lane, Access::Copy, place);
         let clock = &self.clocks[lane.linear as usize];
-        let write = self
-            .past
-            .memory
-            .of_byte(byte)
-            .write
-            .filter(|write| !write.is_shown_to_copies(Space::Shared, clock))?;
+        let write = self.past.memory.of_byte(byte).write.filter(|write| {
+            !write.is_shown_to_copies(written(write, Space::Shared, self.past.owner), clock)
+        })?;
         Some(FaultKind::NoProxyFence(pair(&event, (lane.block().shape, &write), Space::Shared, index, byte)))
     }
 
@@ -105,4 +105,9 @@ impl Races {
         let time = known.threads.entry(agent.key(lane.block().number.get())).or_insert(0);
         *time = (*time).max(agent.time);
     }
+}
+
+/// What kind of memory a write in one of `owner`'s was to, for the thread that wrote.
+fn written(write: &Event, space: Space, owner: u64) -> Space {
+    if space == Space::Shared && write.block != owner { Space::Cluster } else { space }
 }
