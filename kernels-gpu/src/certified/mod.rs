@@ -79,6 +79,7 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         replace::INSTANCES,
         audit::INSTANCES,
         rank::INSTANCES,
+        canary::INSTANCES,
         settle::INSTANCES,
         append::INSTANCES,
         prefill::INSTANCES,
