@@ -97,9 +97,8 @@ impl List<'_> {
         if exact {
             return;
         }
-        let places = self.entries.len() / self.heads.len();
-        for (head, entries) in self.heads.iter().zip(self.entries.chunks_exact(places.max(1))) {
-            used.entries.extend_from_slice(&entries[..(head.entries as usize).min(entries.len())]);
+        for entries in of_parts(self.heads, self.entries) {
+            used.entries.extend_from_slice(entries);
         }
         let recent = first_recent(blocks as u32, self.promoted.blocks);
         let newer = (recent..blocks as u32).map(|index| Entry { index, rows: 0xffff });
@@ -157,6 +156,13 @@ impl List<'_> {
         let (exact, again) = (used.exact.into(), used.earlier.is_some().into());
         *self.promoted = Promoted { key_tiles, value_tiles, blocks: made, exact_for, wait, exact, again };
     }
+}
+
+/// What each part's list has, of the places that there are for it.
+pub(super) fn of_parts<'a>(heads: &'a [ListHead], entries: &'a [Entry]) -> impl Iterator<Item = &'a [Entry]> {
+    let places = entries.len() / heads.len().max(1);
+    let of_parts = heads.iter().zip(entries.chunks_exact(places.max(1)));
+    of_parts.map(|(head, entries)| &entries[..(head.entries as usize).min(entries.len())])
 }
 
 /// The list of the step behind a step.

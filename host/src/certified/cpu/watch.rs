@@ -2,7 +2,7 @@
 //! ahead of one that makes its list anew, `canary`.
 
 use super::choose::Chosen;
-use super::list::{Lists, extents};
+use super::list::{Lists, extents, of_parts};
 use super::original::originals;
 use super::pass::{Note, RowGroup, Scratch, View};
 use super::query::head;
@@ -286,9 +286,7 @@ pub(super) fn compare_ahead<E: Half, const D: usize>(
     for (((group, watched), heads), entries) in groups.iter().zip(watched.iter_mut()).zip(heads).zip(entries)
     {
         let length = view.lengths[group.sequence];
-        let of_parts = heads.iter().zip(entries.chunks_exact((places / parts).max(1)));
-        let of_parts: Vec<&[Entry]> =
-            of_parts.map(|(head, entries)| &entries[..(head.entries as usize).min(entries.len())]).collect();
+        let of_parts: Vec<&[Entry]> = of_parts(heads, entries).collect();
         let drawn_by = [length, group.index(view.shape) as u32];
         watched.begin(watch, drawn_by, &of_parts, (length / BLOCK_TOKENS) as usize);
         tasks.extend(watched.tasks().map(|of_blocks| (*group, of_blocks)));
@@ -301,13 +299,14 @@ pub(super) fn compare_ahead<E: Half, const D: usize>(
                 run(level, Audit::<E, D> { view, group, watch, entries, bounds, masses, scratch, element });
         });
     });
-    let of_sequence = |sequence: usize| {
-        let own = groups.iter().zip(&*watched).filter(|(group, _)| group.sequence == sequence);
-        own.fold(0, |all, (_, watched)| all | watched.any())
-    };
-    let found: Vec<u32> = groups.iter().map(|group| of_sequence(group.sequence)).collect();
-    for (promoted, found) in lists.promoted.iter_mut().zip(found).filter(|(_, found)| *found != 0) {
-        promoted.change(found);
+    let mut found = vec![0; view.lengths.len()];
+    for (group, watched) in groups.iter().zip(watched) {
+        found[group.sequence] |= watched.any();
+    }
+    for (promoted, group) in lists.promoted.iter_mut().zip(groups) {
+        if found[group.sequence] != 0 {
+            promoted.change(found[group.sequence]);
+        }
     }
 }
 
