@@ -387,7 +387,7 @@ fn lists_of_other_extents_are_refused() {
     let mut promoted = vec![Promoted::zeroed(); 3];
     let mut run = |lists: &mut [ListHead], entries: &mut [Entry], promoted: &mut [Promoted]| {
         let mut results = Results::new(case.batch.problem);
-        let lists = Lists { lists, entries, promoted, mode: mode::LISTED };
+        let lists = Lists { lists, entries, promoted, mode: mode::LISTED, directory: None };
         let done = step.run_carried(case.slices(), lists, results.out()).map_err(|error| error.to_string());
         assert_eq!(done.is_err(), results.output.iter().all(|x| x.to_bits() == u32::MAX));
         done

@@ -114,7 +114,8 @@ impl Policy {
     /// The default: what carries a noticeable share of a head's mass or of its error comes from the
     /// originals, for every head of a KV head, and no head's error is more than a twentieth of its output,
     /// but for one in a billion. Promotion pays where attention is concentrated; where it is not, errors of
-    /// many tokens cancel, which the bound knows.
+    /// many tokens cancel, which the bound knows. One step in sixteen compares what is stored with the originals:
+    /// promoted blocks, and every 256th other one.
     pub const SOUND: Policy = Policy {
         coverage: 0.99,
         min_keys: 2,
@@ -134,13 +135,17 @@ impl Policy {
         certify: true,
         bound: Bound::Sound,
         ranking: 0,
-        canary: f32::INFINITY,
-        exploration: 0.0,
+        canary: 1e-6,
+        exploration: 1.0 / 4096.0,
     };
+
+    /// The default, without a look at what is stored.
+    pub const UNWATCHED: Policy = Policy { canary: f32::INFINITY, exploration: 0.0, ..Policy::SOUND };
 
     /// The default's thresholds in steps that choose for themselves, whose bound is the worst case: that
     /// gates nothing, for it is often larger than the output.
-    pub const CHOOSING: Policy = Policy { renew: 0, error_budget: f32::INFINITY, risk: 0.0, ..Policy::SOUND };
+    pub const CHOOSING: Policy =
+        Policy { renew: 0, error_budget: f32::INFINITY, risk: 0.0, ..Policy::UNWATCHED };
 
     /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative), its bound and its
     /// ranking check; the canary was off there. No rung looks at E_key.
@@ -160,7 +165,7 @@ impl Policy {
         renew: 0,
         bound: Bound::Paper,
         ranking: 1,
-        ..Policy::SOUND
+        ..Policy::UNWATCHED
     };
 
     /// Much is promoted, heads that attend broadly become dense, and the stored data are watched.
@@ -189,7 +194,7 @@ impl Policy {
         value_tolerance: 0.5,
         max_values: 8,
         error_budget: 0.5,
-        ..Policy::SOUND
+        ..Policy::UNWATCHED
     };
 
     /// Nothing is promoted and nothing gated: what is left is INT8/INT4 attention with a bound beside it.
@@ -206,7 +211,7 @@ impl Policy {
         error_budget: f32::INFINITY,
         risk: 0.0,
         per_group: false,
-        ..Policy::SOUND
+        ..Policy::UNWATCHED
     };
 
     /// INT8/INT4 attention alone: no bound, and nothing done that only a bound would need.
@@ -266,7 +271,7 @@ impl Policy {
         }
         if self.exploration > 0.0 && self.canary == f32::INFINITY {
             return Some(
-                "exploration looks at blocks and canary is off: give canary an ε_guard, 1e-6 say".into(),
+                "exploration looks at blocks and canary is off: give canary an ε_guard, 1e-6 say, or set exploration to 0".into(),
             );
         }
         if self.renew > 0 && self.ranking > 0 {
@@ -277,7 +282,7 @@ impl Policy {
         }
         if self.renew > 0 && self.certify && self.canary < f32::INFINITY && !self.promotes() {
             return Some(format!(
-                "renew is {}, canary is on and nothing is ever promoted: what it finds is kept with the list; set renew to 0, or max_keys to 1",
+                "renew is {}, canary is on and nothing is ever promoted: what it finds is kept with the list; set canary to inf and exploration to 0, or renew to 0, or max_keys to 1",
                 self.renew
             ));
         }
@@ -444,11 +449,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn presets_are_sound_and_the_default_checks_nothing() {
+    fn presets_are_sound_and_the_default_looks_at_what_is_stored() {
         for name in Policy::PRESETS {
             assert_eq!(Policy::preset(name).expect("a preset").problem(), None, "{name}");
         }
-        assert!(Policy::SOUND.watch().is_none() && Policy::FAST.watch().is_none());
+        let watch = Policy::SOUND.watch().expect("it compares");
+        assert_eq!((watch.depth, watch.guard, watch.draw), (0, 1e-6, 1 << 24));
+        assert!(Policy::UNWATCHED.watch().is_none() && Policy::FAST.watch().is_none());
         assert!(Policy::BARE.watch().is_none() && Policy::BARE.problem().is_none());
         let watch = Policy { exploration: 1.0, ..Policy::STRICT }.watch().expect("it checks");
         assert_eq!((watch.depth, watch.guard, watch.draw), (1, 1e-6, 1 << 32));
@@ -467,7 +474,7 @@ mod tests {
         refused(Policy { ranking: 17, ..Policy::SOUND }, "ranking is 17");
         refused(Policy { ranking: 1, ..Policy::SOUND }, "set renew to 0");
         refused(Policy { exploration: 1.5, ..Policy::STRICT }, "exploration is 1.5");
-        refused(Policy { exploration: 0.1, ..Policy::SOUND }, "canary is off");
+        refused(Policy { exploration: 0.1, ..Policy::UNWATCHED }, "canary is off");
         refused(Policy { canary: f32::NAN, ..Policy::SOUND }, "canary is NaN");
         refused(Policy { canary: 0.0, ..Policy::BARE }, "certify is off");
         refused(Policy { canary: 0.0, ..Policy::CODES }, "set renew to 0, or max_keys to 1");

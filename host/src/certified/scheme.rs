@@ -65,10 +65,10 @@ fn tile_bytes(head_dim: u32, layout: Layout) -> f64 {
 const PRESETS: [Preset; 4] = [
     Preset {
         name: "sound",
-        about: "no head is off by more than 5 % of its output, but for one in a billion",
+        about: "no head is off by more than 5 % of its output, but for one in a billion; what is stored is watched",
     },
     Preset { name: "paper", about: "the paper's thresholds, bound and ranking check; no budgets" },
-    Preset { name: "strict", about: "much is promoted, and what is stored is watched" },
+    Preset { name: "strict", about: "much is promoted, and what is stored is watched closely" },
     Preset { name: "fast", about: "little is promoted, only hopeless heads are exact" },
 ];
 
@@ -107,7 +107,7 @@ thresholds! {
     again: Kind::Word(&["host", "on", "off"]), second_pass, "heads over budget get a list of their own masses before they are exact; host: where originals are there";
     bound: Kind::Word(&["sound", "paper"]), bound, "whose bound E_key is";
     ranking: BLOCKS, count, "heaviest blocks whose order is checked; 0: none";
-    canary: SIZE, number, "how far scores of promoted blocks may be apart beyond their bound";
+    canary: SIZE, number, "how far scores of promoted blocks may be apart beyond their bound; inf: nothing is compared";
     exploration: SHARE, number, "share of other blocks that are compared a step, those of renew steps in one";
 }
 

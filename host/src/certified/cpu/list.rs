@@ -1,6 +1,7 @@
 //! The list of a group of rows that is carried from step to step, and what the warps of a step visit by it.
 
 use super::choose::Chosen;
+use super::near::Directory;
 use crate::attention::cpu::pieces::Pieces;
 use crate::certified::step::Turns;
 use kernels_gpu::certified::carried::{Promoted, Turn, first_recent, mode};
@@ -19,6 +20,9 @@ pub struct Lists<'a> {
     pub promoted: &'a mut [Promoted],
     /// What the step does with them: bits of [`mode`].
     pub mode: u32,
+    /// The directory of a scratch: listed blocks that it has not are not compared. Without one all are at
+    /// hand.
+    pub directory: Option<Directory<'a>>,
 }
 
 /// The same, owned.
@@ -45,7 +49,7 @@ impl OwnLists {
     /// second pass.
     pub(super) fn lend(&mut self, every: u32, again: bool) -> Lists<'_> {
         let OwnLists { lists, entries, promoted, turns } = self;
-        Lists { lists, entries, promoted, mode: turns.begin(every, again) }
+        Lists { lists, entries, promoted, mode: turns.begin(every, again), directory: None }
     }
 }
 
@@ -57,7 +61,7 @@ pub(super) fn extents(shape: StepShape, rows: usize) -> [usize; 3] {
 
 /// The lists of the groups of rows; none if a list is used for no step.
 pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Iterator<Item = List<'_>> {
-    let Lists { lists, entries, promoted, mode } = lists;
+    let Lists { lists, entries, promoted, mode, .. } = lists;
     let [parts, places, _] = extents(shape, 1);
     let rows = if every == 0 { 0 } else { promoted.len() };
     let of_rows = lists.chunks_exact_mut(parts).zip(entries.chunks_exact_mut(places)).zip(promoted);

@@ -28,7 +28,7 @@ mod write;
 
 pub use crate::simd_level::Level;
 pub use list::Lists;
-pub use near::NearSlices;
+pub use near::{Directory, NearSlices};
 pub(crate) use write::{Chances, channel, put_key, quantize};
 
 use super::step::{again_shape, step_shape};
@@ -316,6 +316,12 @@ impl Step {
             let expected = list::extents(self.shape, self.groups.len());
             if got != expected {
                 return Err(Error::Carried { got, expected });
+            }
+        }
+        if let Some(Directory { words, scratch }) = lists.directory {
+            let (got, expected) = (words.len(), scratch.words() as usize);
+            if scratch.claims() && got < expected {
+                return Err(dense::Error::Length { what: "the directory", got, expected }.into());
             }
         }
         Ok(())

@@ -21,6 +21,37 @@ pub struct NearSlices<'a, E> {
     pub scratch: Scratch,
 }
 
+/// What a scratch has.
+#[derive(Clone, Copy, Debug)]
+pub struct Directory<'a> {
+    /// What the slots hold.
+    pub words: &'a [u64],
+    /// How much there is.
+    pub scratch: Scratch,
+}
+
+impl Directory<'_> {
+    /// What of a listed block's keys and values is compared: what the scratch has of the pair, and where it
+    /// has no slots for them, all.
+    pub(super) fn at_hand(&self, pair: u32, entry: Entry) -> Entry {
+        let mut rows = entry.rows;
+        for (kind, bits) in [(0, 0xff), (1, 0xff00)] {
+            let slot = slot_of(pair, self.scratch, kind);
+            if slot.is_some_and(|slot| self.words[Scratch::word(slot) + 1] != u64::from(pair)) {
+                rows &= !bits;
+            }
+        }
+        Entry { rows, ..entry }
+    }
+}
+
+/// The slot that a pair's keys (`kind` 0) or values (1) may have.
+fn slot_of(pair: u32, scratch: Scratch, kind: usize) -> Option<u32> {
+    let Scratch { key_slots, value_slots, .. } = scratch;
+    let (first, slots) = [(0, key_slots), (key_slots, value_slots)][kind];
+    (slots != 0).then(|| first + pair % slots)
+}
+
 impl Step {
     /// Does to a scratch what the last [`run`](Self::run) over `slices` would have done to it on the kernels.
     /// Nothing, where there is none or the policy promotes nothing.
@@ -128,7 +159,7 @@ impl Step {
         for place in self.places(slices, lists) {
             for kind in (0..2).filter(|kind| place.wants[*kind]) {
                 let mut hit = false;
-                if let Some(slot) = place.slot(*scratch, kind) {
+                if let Some(slot) = slot_of(place.pair, *scratch, kind) {
                     let word = Scratch::word(slot);
                     hit = directory[word + 1] == u64::from(place.pair);
                     if scratch.admits != 0 {
@@ -156,7 +187,7 @@ impl Step {
         let elements = (BLOCK_TOKENS * self.problem.head_dim) as usize;
         for place in self.places(slices, lists) {
             for kind in (0..2).filter(|kind| place.wants[*kind]) {
-                let Some(slot) = place.slot(*scratch, kind) else { continue };
+                let Some(slot) = slot_of(place.pair, *scratch, kind) else { continue };
                 let word = Scratch::word(slot);
                 if directory[word] == stamp(step) | place.claim {
                     let originals = if kind == 0 { slices.keys } else { slices.values };
@@ -177,13 +208,4 @@ struct Place {
     wants: [bool; 2],
     /// The claim of a block that is not near, but for the step.
     claim: u64,
-}
-
-impl Place {
-    /// The slot that its keys (`kind` 0) or values (1) may have.
-    fn slot(&self, scratch: Scratch, kind: usize) -> Option<u32> {
-        let Scratch { key_slots, value_slots, .. } = scratch;
-        let (first, slots) = [(0, key_slots), (key_slots, value_slots)][kind];
-        (slots != 0).then(|| first + self.pair % slots)
-    }
 }

@@ -316,7 +316,7 @@ impl Stages<'_> {
         for share in shares.iter_mut() {
             let Share { group, blocks, notes, chosen, watched, .. } = share;
             let drawn_by = [step, group.index(view.shape) as u32];
-            watched.begin(watch, drawn_by, &[&chosen.entries], *blocks);
+            watched.begin(watch, drawn_by, chosen.entries.iter().copied(), *blocks);
             all += watched.tiles();
             let bounds = Bounds::Noted(notes, &chosen.pass);
             tasks.extend(watched.tasks().map(|of_blocks| (*group, bounds, of_blocks)));

@@ -53,10 +53,16 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Lists what is looked at: of lists, and what is drawn by `key` of so many blocks of row `row`.
-    pub(super) fn begin(&mut self, watch: Watch, [key, row]: [u32; 2], lists: &[&[Entry]], blocks: usize) {
+    /// Lists what is looked at: of a list, and what is drawn by `key` of so many blocks of row `row`.
+    pub(super) fn begin(
+        &mut self,
+        watch: Watch,
+        [key, row]: [u32; 2],
+        list: impl Iterator<Item = Entry>,
+        blocks: usize,
+    ) {
         self.looked_at.clear();
-        lists.iter().for_each(|entries| self.looked_at.extend_from_slice(entries));
+        self.looked_at.extend(list);
         self.listed = self.looked_at.len();
         if watch.draw != 0 {
             let is_drawn = |block: &u32| drawn(watch.draw, key, row, *block);
@@ -282,13 +288,22 @@ pub(super) fn compare_ahead<E: Half, const D: usize>(
 ) {
     let [parts, places, _] = extents(view.shape, 1);
     let (heads, entries) = (lists.lists.chunks_exact(parts), lists.entries.chunks_exact(places));
+    let directory = lists.directory;
     let mut tasks = Vec::new();
     for (((group, watched), heads), entries) in groups.iter().zip(watched.iter_mut()).zip(heads).zip(entries)
     {
         let length = view.lengths[group.sequence];
-        let of_parts: Vec<&[Entry]> = of_parts(heads, entries).collect();
+        let blocks = length / BLOCK_TOKENS;
+        // The list may be of a sequence that was longer.
+        let inside = of_parts(heads, entries).flatten().filter(|entry| entry.index < blocks);
+        let at_hand = inside.filter_map(|entry| {
+            let block = view.block(group.sequence, entry.index as usize);
+            let pair = pair(block, view.shape.kv_heads, group.head as u32) as u32;
+            let entry = directory.map_or(*entry, |directory| directory.at_hand(pair, *entry));
+            entry.wants().contains(&true).then_some(entry)
+        });
         let drawn_by = [length, group.index(view.shape) as u32];
-        watched.begin(watch, drawn_by, &of_parts, (length / BLOCK_TOKENS) as usize);
+        watched.begin(watch, drawn_by, at_hand, blocks as usize);
         tasks.extend(watched.tasks().map(|of_blocks| (*group, of_blocks)));
     }
     let all = tasks.iter().map(|(_, (entries, ..))| entries.len()).sum();

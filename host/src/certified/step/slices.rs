@@ -23,7 +23,7 @@ impl<E: StepElement> StepPlan<E> {
         let carried = &mut self.carried;
         self.mode = carried.turns.begin(self.policy.every(), self.policy.passes_again());
         // SAFETY: the caller's word; the lists are the plan's own.
-        let (slices, near, lists, out) = unsafe {
+        let (slices, near, mut lists, out) = unsafe {
             let slices = cpu::Slices {
                 queries: slice(cache.queries),
                 tiles: slice(cache.tiles),
@@ -48,6 +48,7 @@ impl<E: StepElement> StepPlan<E> {
                 entries: slice_mut(carried.entries.global_mut()),
                 promoted: slice_mut(carried.promoted.global_mut()),
                 mode: self.mode,
+                directory: None,
             };
             (slices, near, lists, out)
         };
@@ -60,6 +61,7 @@ impl<E: StepElement> StepPlan<E> {
         if let Some(clock) = &clock {
             *step.clock() = **clock;
         }
+        lists.directory = Some(cpu::Directory { words: near.directory, scratch: near.scratch });
         let done = step.run_carried(slices, lists, out).and_then(|()| step.admit(slices, near));
         if let Some(clock) = clock {
             *clock = *step.clock();

@@ -10,9 +10,13 @@
 //! all rows of blocks of its sequence are left to the dense rung for good ([`Promoted::changed`]): the pass
 //! behind this launch looks at no quantized block of it, nor does any later one.
 //!
+//! Where there is a scratch, listed blocks are compared with what it has of them: the steps by this list have
+//! brought it there. What else is listed, and was used from the host's memory, is left to chance like the
+//! blocks that no list has: its originals would take the bus once more in every renewal.
+//!
 //! # Layout
 //! As in [`carry`](fn@super::carry). `looked` [sequences · kv_heads · row groups, 4]: of the row's list the
-//! entries, those whose keys are wanted, those whose values are, and 0.
+//! blocks that are compared, those whose keys are, those whose values are, and 0.
 //!
 //! # Bytes
 //! A block that is looked at: 32·D + 48 quantized, 32·D each of its originals. What is in the scratch is read
@@ -36,7 +40,7 @@ use crate::attention::{BLOCK_TOKENS, GridPlace, Half, ROWS, warps};
 use glam::UVec4;
 use half::{bf16, f16};
 use simt::warp::{FULL_MASK, warp_reduce_add_u32};
-use simt::{Global, GlobalMut, async_copy, kernel, thread, warp};
+use simt::{Global, GlobalMut, Shared, async_copy, kernel, thread, warp};
 
 /// Words of `looked` a row of blocks.
 pub const LOOKED: u32 = 4;
@@ -78,8 +82,10 @@ pub fn canary<E: Half, const D: usize>(
     let query_row = (sequence * shape.kv_heads + head) * shape.group + in_group;
     let query = Query::load::<E, D>(queries, query_row as usize, present, shape.softmax_scale, lane);
     let listed = lay_out_lists(layout.starts, lists, launch_row, shape, lane, warp);
-    if comparer == 0 && warp == 0 {
-        note(looked, lists, launch_row, shape, lane);
+    let near_pairs = NearPairs { table, directory, scratch, shape, sequence, head };
+    // A warp that has the least to compare.
+    if comparer + 1 == thread::grid_dim_x() && warp + 1 == warps(D as u32) {
+        near_pairs.note(looked, layout.starts, entries, launch_row, blocks, lane);
     }
 
     let memory = layout.of_warp::<f16, D>(warp);
@@ -89,7 +95,8 @@ pub fn canary<E: Half, const D: usize>(
     let words = if watch.draw != 0 { blocks.div_ceil(32) } else { 0 };
     loop {
         // The list, then what is drawn.
-        let entry = if e < listed {
+        let of_list = e < listed;
+        let entry = if of_list {
             let entry = find_entry(layout.starts, entries, launch_row, shape, e, lane);
             e += stride;
             entry
@@ -111,11 +118,13 @@ pub fn canary<E: Half, const D: usize>(
         if entry.index >= blocks {
             continue;
         }
-        let [wants_keys, wants_values] = entry.wants();
-        let block = table.load_readonly((sequence * shape.max_blocks + entry.index) as usize);
-        let pair = block * shape.kv_heads + head;
+        let (pair, slots) = near_pairs.find(entry.index);
+        let [wants_keys, wants_values] =
+            if of_list { at_hand(entry.wants(), slots, scratch) } else { entry.wants() };
+        if !(wants_keys || wants_values) {
+            continue;
+        }
         let elements = BLOCK_TOKENS as usize * D;
-        let slots = held(directory, scratch, pair);
         let source = |slot: u32, originals: Global<E>| match slot {
             Scratch::EMPTY => (originals, pair as usize * elements),
             slot => (near, slot as usize * elements),
@@ -168,22 +177,72 @@ pub fn canary<E: Half, const D: usize>(
     }
 }
 
-/// Notes what a row's list has: a warp's work.
-#[simt::device]
-fn note(looked: GlobalMut<u32>, lists: Global<ListHead>, launch_row: u32, shape: StepShape, lane: u32) {
-    let mut counts = [0u32; 3];
-    let mut part = lane;
-    while part < shape.parts {
-        let at = (launch_row * shape.parts + part) as usize;
-        let [entries, key_tiles, value_tiles, _] = lists.cast::<UVec4>().load(at).to_array();
-        counts = [counts[0] + entries, counts[1] + key_tiles, counts[2] + value_tiles];
-        part += 32;
+/// Where blocks of a sequence and KV head are.
+#[derive(Clone, Copy)]
+struct NearPairs {
+    table: Global<u32>,
+    directory: Global<u64>,
+    scratch: Scratch,
+    shape: StepShape,
+    sequence: u32,
+    head: u32,
+}
+
+impl NearPairs {
+    /// Block `index` of the sequence: its pair, and the tiles of the near pool that hold its keys and values.
+    #[inline(always)]
+    fn find(&self, index: u32) -> (u32, [u32; 2]) {
+        let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + index) as usize);
+        let pair = block * self.shape.kv_heads + self.head;
+        (pair, held(self.directory, self.scratch, pair))
     }
-    let [entries, key_tiles, value_tiles] = counts.map(|count| warp_reduce_add_u32(FULL_MASK, count));
-    if lane == 0 {
-        let counts = UVec4::new(entries, key_tiles, value_tiles, 0);
-        looked.cast::<UVec4>().store(launch_row as usize, counts);
+
+    /// Notes what is compared of a row's list: a warp's work.
+    #[simt::device]
+    fn note(
+        &self,
+        looked: GlobalMut<u32>,
+        starts: Shared<u32>,
+        entries: Global<Entry>,
+        launch_row: u32,
+        blocks: u32,
+        lane: u32,
+    ) {
+        let mut counts = [0u32; 3];
+        let mut part = 0;
+        while part < self.shape.parts {
+            let list = (launch_row * self.shape.parts + part) * self.shape.places();
+            let count = starts.load(part + 1) - starts.load(part);
+            let mut e = lane;
+            while e < count {
+                let entry = entries.load((list + e) as usize);
+                if entry.index < blocks {
+                    let (_, slots) = self.find(entry.index);
+                    let [keys, values] = at_hand(entry.wants(), slots, self.scratch);
+                    counts[0] += (keys || values) as u32;
+                    counts[1] += keys as u32;
+                    counts[2] += values as u32;
+                }
+                e += 32;
+            }
+            part += 1;
+        }
+        let [either, keys, values] = counts.map(|count| warp_reduce_add_u32(FULL_MASK, count));
+        if lane == 0 {
+            looked.cast::<UVec4>().store(launch_row as usize, UVec4::new(either, keys, values, 0));
+        }
     }
+}
+
+/// What of the keys and values that are wanted is compared: what `slots` of the scratch hold, and where there
+/// is none for them, all.
+#[inline(always)]
+fn at_hand(wants: [bool; 2], slots: [u32; 2], scratch: Scratch) -> [bool; 2] {
+    let [keys, values] = wants;
+    [
+        keys && (scratch.key_slots == 0 || slots[0] != Scratch::EMPTY),
+        values && (scratch.value_slots == 0 || slots[1] != Scratch::EMPTY),
+    ]
 }
 
 const _: () = assert!(VECTORS == 3 && LOOKED == 4);
