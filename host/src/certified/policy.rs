@@ -114,8 +114,8 @@ impl Policy {
     /// The default: what carries a noticeable share of a head's mass or of its error comes from the
     /// originals, for every head of a KV head, and no head's error is more than a twentieth of its output,
     /// but for one in a billion. Promotion pays where attention is concentrated; where it is not, errors of
-    /// many tokens cancel, which the bound knows. One step in sixteen compares what is stored with the originals:
-    /// promoted blocks, and every 256th other one.
+    /// many tokens cancel, which the bound knows. One step in sixteen compares what is stored with the
+    /// originals: promoted blocks, and every 256th other one.
     pub const SOUND: Policy = Policy {
         coverage: 0.99,
         min_keys: 2,
