@@ -19,7 +19,7 @@ const POLICIES: [(&str, Policy); 5] = [
     ("codes", Policy::CODES),
     ("sound", Policy::SOUND),
     ("sound, each step due", Policy { renew: 1, ..Policy::SOUND }),
-    ("sound, two passes", Policy { renew: 0, ..Policy::SOUND }),
+    ("choosing", Policy::CHOOSING),
 ];
 
 fn attention(criterion: &mut Criterion) {

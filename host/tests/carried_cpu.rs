@@ -314,6 +314,23 @@ fn paths_may_change_at_any_step() {
     }
 }
 
+/// Both paths compare what a scratch has of the list, and nothing else: an alarm of one is the other's.
+#[test]
+fn what_is_at_hand_is_compared_alike() {
+    let listed = Policy { exploration: 0.0, ..WATCHED };
+    let lengths = growing(&[300, 150], 3, 6);
+    let spoilt = || {
+        let inputs = [Input::Normal, Input::Sharp];
+        Steps::<f16>::new(PROBLEM, &inputs, lengths.clone(), 18).spoil(Spoilt::Tiles, 100)
+    };
+    assert!(spoilt().compare(&listed, "") & reason::CANARY != 0, "something listed has changed");
+    for slots in [[0, 0], [3, 2], [40, 0], [0, 7], [200, 200]] {
+        for on_slices in [[true; 6], [false, true, true, false, false, true]] {
+            spoilt().mix(&listed, slots, &on_slices);
+        }
+    }
+}
+
 /// Sequences change places between steps: claims that were made for one block are another's.
 #[test]
 fn claims_of_blocks_that_moved() {

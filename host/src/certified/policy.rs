@@ -73,8 +73,9 @@ pub struct Policy {
     /// ε_guard: scores by quantized and by original keys may differ by Δ, the rounding of both and this much;
     /// a block where they do by more, or whose values differ by more than η, sends the sequence to rung 4.
     /// Infinite: nothing is compared. With `renew` blocks are compared ahead of the steps that make a list
-    /// anew, one in so many, by the list that there is then; a sequence that was sent to rung 4 stays there,
-    /// as its row of the [`Carried`](super::Carried) list says.
+    /// anew, one in so many, by the list that there is then and with what a scratch, if there is one, has of
+    /// it; a sequence that was sent to rung 4 stays there, as its row of the [`Carried`](super::Carried) list
+    /// says.
     pub canary: f32,
     /// The share of the blocks that are compared in each step though nobody promotes them. With `renew` so
     /// many times that share, all of them at the most, in a step that makes a list anew, and none in others.
@@ -115,7 +116,7 @@ impl Policy {
     /// originals, for every head of a KV head, and no head's error is more than a twentieth of its output,
     /// but for one in a billion. Promotion pays where attention is concentrated; where it is not, errors of
     /// many tokens cancel, which the bound knows. One step in sixteen compares what is stored with the
-    /// originals: promoted blocks, and every 256th other one.
+    /// originals: promoted blocks that are at hand, and others with a probability of 1/256.
     pub const SOUND: Policy = Policy {
         coverage: 0.99,
         min_keys: 2,
@@ -477,7 +478,7 @@ mod tests {
         refused(Policy { exploration: 0.1, ..Policy::UNWATCHED }, "canary is off");
         refused(Policy { canary: f32::NAN, ..Policy::SOUND }, "canary is NaN");
         refused(Policy { canary: 0.0, ..Policy::BARE }, "certify is off");
-        refused(Policy { canary: 0.0, ..Policy::CODES }, "set renew to 0, or max_keys to 1");
+        refused(Policy { canary: 0.0, ..Policy::CODES }, "or renew to 0, or max_keys to 1");
         refused(Policy { retry: 64, ..Policy::SOUND }, "renewals up to 63");
         refused(Policy { ranking: 1, renew: 0, ..Policy::BARE }, "certify is off");
         refused(Policy { renew: 0, ..Policy::SOUND }, "set risk to 0");

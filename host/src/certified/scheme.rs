@@ -170,10 +170,26 @@ pub(super) fn policy(selection: &Selection) -> Result<Policy> {
             set(&mut policy, value);
         }
     }
+    unwatch(&mut policy, selection);
     let problem = policy.problem().map(|what| Own::Policy { what });
     let carried = (layout(selection) == Layout::Paper && policy.renew > 0)
         .then_some(Own::CarriedLayout { renew: policy.renew });
     problem.or(carried).map_or(Ok(policy), |error| Err(Error::refused(error)))
+}
+
+/// Switches off what nobody has asked for by name: a preset's look at what is stored, where options make its
+/// steps choose for themselves, each of which would compare, or promote nothing; and exploration where the
+/// canary is off.
+fn unwatch(policy: &mut Policy, selection: &Selection) {
+    let preset = selection.preset().and_then(Policy::preset).unwrap_or_default();
+    let [canary, exploration] = ["canary", "exploration"].map(|name| selection.value(name).is_some());
+    let other = preset.renew > 0 && (policy.renew == 0 || !policy.promotes());
+    if other && !canary && !exploration {
+        policy.canary = f32::INFINITY;
+    }
+    if policy.canary == f32::INFINITY && !exploration {
+        policy.exploration = 0.0;
+    }
 }
 
 /// How the quantized cache is stored.
@@ -210,6 +226,29 @@ mod tests {
         assert_eq!((policy.value_floor, policy.max_keys, policy.per_group), (0.0, 7, false));
         assert_eq!(policy.coverage, Policy::SOUND.coverage);
         assert_eq!(changed.to_string(), "certified/max_keys=7/value_floor=0/per_group=off");
+    }
+
+    /// What is stored is compared by default where a list is carried, and elsewhere if somebody says so.
+    #[test]
+    fn watching_goes_with_carried_lists() {
+        let watched = |text: &str| {
+            let policy = policy(&selection(text).expect(text)).expect(text);
+            policy.canary < f32::INFINITY && policy.exploration > 0.0
+        };
+        for text in ["certified", "certified/renew=4", "certified:strict", "certified/exploration=0.1"] {
+            assert!(watched(text), "{text}");
+        }
+        for text in [
+            "certified/canary=inf",
+            "certified/risk=0/renew=0",
+            "certified/min_keys=0/max_keys=0/max_values=0",
+            "certified:fast",
+        ] {
+            assert!(!watched(text), "{text}");
+        }
+        assert!(watched("certified/risk=0/renew=0/canary=0/exploration=0.01"));
+        let refused = selection("certified:fast/exploration=0.1").expect_err("nothing to explore with");
+        assert!(refused.to_string().contains("canary is off"));
     }
 
     /// Every field of the policy but `certify` is an option: none is forgotten when one is added.

@@ -138,7 +138,9 @@ impl<E: CacheElement> Step<E> {
         if self.input.device.kind() == BackendKind::Cuda && self.period() > 1 {
             steps = steps.max((3 * self.period()).next_multiple_of(round) + 1);
         }
-        let every = if self.policy.watch().is_some() { self.policy.renew.max(1) as usize } else { 1 };
+        // Of steps that make their list anew, which alone compare what is stored, there are some on a GPU.
+        let watches = self.policy.watch().is_some() && self.input.device.kind() == BackendKind::Cuda;
+        let every = if watches { self.policy.renew.max(1) as usize } else { 1 };
         if steps <= every {
             steps = every.next_multiple_of(round) + 1;
         }

@@ -17,7 +17,7 @@
 //! | [`fn@replace`] | promoted blocks' shares replaced; output and certificate | a warp a listed block |
 //! | [`fn@audit`] | promoted and drawn blocks compared with their originals, if asked | a warp a block |
 //! | [`fn@rank`] | the order of the heaviest blocks checked, if asked | 256 threads a query head |
-//! | [`fn@canary`] | the same ahead of a step by a list, if asked | a warp a block |
+//! | [`fn@canary`] | what `audit` compares, ahead of a step that renews its list | a warp a block |
 //! | [`fn@settle`] | heads sent to the dense rung for what these found | 256 threads a sequence |
 //! | [`fn@quantize_block`] | originals to tile and annotation | D threads a block and KV head |
 

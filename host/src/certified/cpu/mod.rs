@@ -194,7 +194,8 @@ impl Step {
     }
 
     /// One step. The bits are those of a [`StepPlan`](super::StepPlan) for the same problem and policy,
-    /// whatever its scratch. Runs on rayon's current thread pool. With [`Policy::renew`] it promotes what
+    /// whatever its scratch, unless stored data have changed: all that is listed is compared here, and there
+    /// what its scratch has. Runs on rayon's current thread pool. With [`Policy::renew`] it promotes what
     /// earlier steps of this [`Step`] have chosen.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ pub(super) struct Watching {
     pub(super) exacts: Buffer<Exact>,
     /// Steps so far.
     pub(super) clock: Buffer<u32>,
-    /// Of steps by a carried list: what the list of each row of blocks had, as `canary` notes it.
+    /// Of steps by a carried list: what of each row's list was compared, as `canary` notes it.
     pub(super) looked: Buffer<u32>,
 }
 
@@ -65,7 +65,7 @@ impl Watching {
         Ok(checked)
     }
 
-    /// What the last step by a carried list has read for its checks, if there were any: by the list that
+    /// What the last step by a carried list has read for its checks, if there were any: of the list that
     /// there was, and of what was drawn.
     pub(super) fn compared(&self, lengths: &[u32], shape: StepShape) -> Result<Checked> {
         let mut checked = self.drawn(lengths, shape, |length| length);

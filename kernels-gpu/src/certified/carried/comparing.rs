@@ -10,9 +10,9 @@
 //! all rows of blocks of its sequence are left to the dense rung for good ([`Promoted::changed`]): the pass
 //! behind this launch looks at no quantized block of it, nor does any later one.
 //!
-//! Where there is a scratch, listed blocks are compared with what it has of them: the steps by this list have
-//! brought it there. What else is listed, and was used from the host's memory, is left to chance like the
-//! blocks that no list has: its originals would take the bus once more in every renewal.
+//! Where there is a scratch, listed blocks are compared with what it has of them: steps by this list, or by
+//! those before, have brought it there. What else is listed is left to chance like the blocks that no list
+//! has: its originals would take the bus once more in every renewal. Without slots all are compared.
 //!
 //! # Layout
 //! As in [`carry`](fn@super::carry). `looked` [sequences · kv_heads · row groups, 4]: of the row's list the
