@@ -1,8 +1,8 @@
 //! INT8 keys and INT4 values: with a certificate and the originals behind it, or bare.
 
 use super::{
-    AttendedHandles, BLOCK_TOKENS, Carried, Certificate, Extents, Layout, Policy, Rung, SequenceId, StepPlan,
-    StepProblem, TieredCache,
+    AttendedHandles, BLOCK_TOKENS, Carried, Certificate, Extents, Policy, Rung, SequenceId, Settings,
+    StepPlan, StepProblem, TieredCache,
 };
 use crate::attention::PagedPool;
 use crate::certified;
@@ -12,13 +12,10 @@ use crate::kv::{
     Attending, Capacity, Chunk, Error, Geometry, HeadReport, Held, KvCache, New, Prompts, Restored, Result,
     Sequences, Source, StepReport, Traffic,
 };
-use crate::{BackendKind, Buffer, Device, Stream};
+use crate::{Buffer, Device, Stream};
 use half::f16;
 use kernels_gpu::certified::layout::VALUE_GROUP;
 use kernels_gpu::certified::policy::reason;
-
-/// Of the blocks of a layer, the share whose original keys, and values, the GPU keeps after use.
-pub(super) const SCRATCH_SHARE: f64 = 1.0 / 8.0;
 
 /// A [`TieredCache`] a layer.
 ///
@@ -78,11 +75,10 @@ impl CertifiedCache {
         capacity: impl Into<Capacity>,
         policy: Policy,
     ) -> Result<Self> {
-        Self::with_settings(device, geometry, capacity, (policy, Layout::Compact, SCRATCH_SHARE))
+        Self::with_settings(device, geometry, capacity, Settings::new(policy))
     }
 
-    /// The same with the layout of its tiles, and the share of the blocks whose originals the GPU keeps after
-    /// use.
+    /// The same with the layout of its tiles, and of how much a GPU keeps the originals.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -90,18 +86,18 @@ impl CertifiedCache {
         device: &Device,
         geometry: Geometry,
         capacity: impl Into<Capacity>,
-        (policy, layout, scratch_share): (Policy, Layout, f64),
+        settings: Settings,
     ) -> Result<Self> {
-        let sequences = Sequences::new(device, geometry, capacity.into());
+        let Settings { policy, layout, .. } = settings;
+        let mut sequences = Sequences::new(device, geometry, capacity.into());
+        sequences.simd &= !settings.as_on_a_gpu;
         let problem = sequences.step_problem().checked()?;
         let heads = certified::Geometry::new(problem.kv_heads, problem.head_dim)?.with_layout(layout);
         let blocks = problem.sequences * problem.max_blocks();
         let bytes = quantized_bytes(heads, geometry.layers, blocks as usize);
         Error::if_too_large(device, sequences.capacity, bytes)?;
-        // The CPU's originals are as near as everything else.
-        let promotes = policy.certify && device.kind() != BackendKind::Cpu;
-        let all = f64::from(blocks) * f64::from(problem.kv_heads);
-        let slots = if promotes { (all * scratch_share).ceil() as u32 } else { 0 };
+        let slots = settings.slots(device, problem);
+        let resident = slots > 0 && settings.has_residents(problem);
         let extents = Extents {
             geometry: heads,
             blocks,
@@ -114,6 +110,12 @@ impl CertifiedCache {
         let layer = |layer: usize| -> Result<_> {
             let geometry = heads.with_rounding(policy.rounding(layer as u32));
             let mut cache = TieredCache::new(device, Extents { geometry, ..extents })?;
+            if settings.as_on_a_gpu {
+                cache = cache.with_kernels();
+            }
+            if resident {
+                cache.begin_residence(&stream)?;
+            }
             let name = cache.start_sequence()?;
             let mut layer = Layer { cache, names: vec![None; problem.sequences as usize] };
             layer.enter(&stream, 0, name, sequences.capacity.tokens)?;
@@ -126,7 +128,9 @@ impl CertifiedCache {
             head_dim: problem.head_dim,
             max_tokens: problem.max_tokens,
         };
-        let plan = StepPlan::with_layout(device, step, &policy, layout)?;
+        let layers = (0..geometry.layers).map(layer).collect::<Result<Vec<_>>>()?;
+        let tokens = layers.first().filter(|_| resident).map_or(0, |layer| layer.cache.resident_tokens());
+        let plan = StepPlan::with_layout(device, step, &policy, layout)?.with_residents(tokens)?;
         let carried = (0..geometry.layers).map(|layer| {
             let carried = plan.carried(layer as u32)?;
             Ok(if problem.sequences > 1 { carried.in_turn() } else { carried })
@@ -136,7 +140,7 @@ impl CertifiedCache {
             policy,
             carried: carried.collect::<certified::Result<_>>()?,
             plan,
-            layers: (0..geometry.layers).map(layer).collect::<Result<_>>()?,
+            layers,
             lse: Buffer::new(device, rows)?,
             certificates: Buffer::zeroed(device, geometry.layers * rows)?,
             prompts: Prompts::default(),
@@ -194,6 +198,17 @@ impl CertifiedCache {
             + geometry.token_bytes() * (tokens % block) as u64
     }
 
+    /// Bytes of all sequences.
+    fn stored_bytes(&self) -> u64 {
+        self.held().sequences.iter().flatten().map(|tokens| self.sequence_bytes(*tokens)).sum()
+    }
+
+    /// Whether the next step is over a resident sequence.
+    fn is_resident(&self) -> bool {
+        let resident = self.layers.first().is_some_and(|layer| layer.cache.is_resident());
+        resident && self.held().longest_after(Chunk::Step) <= self.plan.resident_tokens() as usize
+    }
+
     /// Bytes that the device must hold for all that sequences may have, in the compact layout.
     ///
     /// # Errors
@@ -225,7 +240,7 @@ pub(super) fn head_report(certificate: &Certificate) -> HeadReport {
     HeadReport {
         bound: Some(certificate.likely),
         // What was not tried has none.
-        norm: (certificate.reason() & reason::EARLIER == 0).then_some(certificate.norm),
+        norm: (certificate.reason() & (reason::EARLIER | reason::RESIDENT) == 0).then_some(certificate.norm),
         source: match Rung::of(certificate.rung()) {
             Rung::Quantized => Source::Stored,
             Rung::Promoted | Rung::Expanded => Source::Mixed,
@@ -279,11 +294,14 @@ unsafe impl KvCache for CertifiedCache {
         let memory = cache.memory();
         let scratch = (memory.scratch_keys + memory.scratch_values) * self.layers.len();
         let staged = self.staged.as_ref().map_or(0, |pool| pool.keys().bytes() + pool.values().bytes());
-        self.step_bytes() + (scratch + staged) as u64
+        self.stored_bytes() + (scratch + staged) as u64
     }
 
     fn step_bytes(&self) -> u64 {
-        self.held().sequences.iter().flatten().map(|tokens| self.sequence_bytes(*tokens)).sum()
+        if self.is_resident() {
+            return self.host_bytes();
+        }
+        self.stored_bytes()
     }
 
     /// The originals.
@@ -345,15 +363,24 @@ unsafe impl KvCache for CertifiedCache {
         Ok(self.layers.iter_mut().try_for_each(|layer| layer.cache.check(stream))?)
     }
 
-    /// Steps that renew the lists of some layers each, in turn.
+    /// Steps that renew the lists of some layers each, in turn; over a resident sequence all are alike.
     fn period(&self) -> usize {
-        self.policy.every().max(1) as usize
+        if self.is_resident() { 1 } else { self.policy.every().max(1) as usize }
+    }
+
+    /// Over a resident sequence, or by tiles.
+    fn regime(&self) -> u32 {
+        self.is_resident().into()
     }
 
     fn join(&mut self, stream: &Stream) -> Result<usize> {
         let (sequence, tokens) = (self.sequences.vacant()?, self.sequences.capacity.tokens);
         self.can_change(stream)?;
+        let resident = self.plan.resident_tokens() > 0;
         for layer in &mut self.layers {
+            if resident {
+                layer.cache.begin_residence(stream)?;
+            }
             let name = layer.cache.start_sequence()?;
             layer.enter(stream, sequence, name, tokens)?;
         }
@@ -393,8 +420,13 @@ unsafe impl KvCache for CertifiedCache {
         self.sequences.leave(sequence)
     }
 
-    fn begin(&mut self, _: &Stream, chunk: Chunk) -> Result<()> {
+    fn begin(&mut self, stream: &Stream, chunk: Chunk) -> Result<()> {
         self.sequences.room(chunk)?;
+        if self.held().longest_after(chunk) > self.plan.resident_tokens() as usize {
+            for layer in &mut self.layers {
+                layer.cache.end_residence(stream)?;
+            }
+        }
         self.prompts.ready(&self.sequences, chunk)?;
         if chunk != Chunk::Step && !self.sequences.simd && self.staged.is_none() {
             self.staged = Some(self.sequences.pool()?);

@@ -37,6 +37,7 @@ mod policy;
 pub mod proof;
 pub mod reference;
 mod scheme;
+mod settings;
 mod step;
 mod step_cases;
 pub(crate) mod workload;
@@ -50,6 +51,7 @@ pub use kernels_gpu::certified::{Certificate, Scratch, Traffic};
 pub use kv::CertifiedCache;
 pub use policy::{Bound, Policy, Rung, SecondPass, reasons};
 pub use scheme::SYSTEM;
+pub use settings::Settings;
 pub use step::{
     Attended, AttendedHandles, Carried, Checked, Near, OriginalsRead, STEP_HEAD_DIMS, StepElement,
     StepHandles, StepPlan, StepProblem,
@@ -94,6 +96,15 @@ pub enum Error {
          take the compact layout in place of the paper's"
     )]
     CarriedLayout {
+        /// The policy's.
+        renew: u32,
+    },
+    /// Steps over resident sequences that the policy has none of.
+    #[error(
+        "the policy's renew is {renew}, and steps over resident sequences are of plans with certificates and a \
+         carried list; set renew to 1 or more, and ask with_residents for them"
+    )]
+    Residents {
         /// The policy's.
         renew: u32,
     },

@@ -441,6 +441,7 @@ pub fn reasons(bits: u32) -> Vec<&'static str> {
         (reason::BOUNDARY, "a quantized block may be among the heaviest"),
         (reason::KEY_CANARY, "scores further apart than stored keys allow"),
         (reason::VALUE_CANARY, "values further apart than stored values allow"),
+        (reason::RESIDENT, "all originals are resident in the GPU's memory"),
     ];
     names.into_iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| name).collect()
 }
@@ -491,7 +492,7 @@ mod tests {
     fn every_reason_has_its_words() {
         // What was not tried because of what has changed says that.
         let all = [reasons(u32::from(u16::MAX)), reasons(reason::EARLIER)].concat();
-        assert_eq!(all.len(), 9);
+        assert_eq!(all.len(), 10);
         assert_eq!(reasons(reason::CANARY).len(), 2);
         assert_eq!(Rung::of(rung::LAYER), Rung::Layer);
         assert!(Rung::Layer.is_dense() && Rung::Dense.is_dense() && !Rung::Expanded.is_dense());

@@ -1,8 +1,8 @@
 //! What the system declares: its schemes, their presets, and each threshold of a [`Policy`] as an option.
 
 use super::{
-    Annotation, BLOCK_TOKENS, Bound, CertifiedCache, Error as Own, Layout, Policy, SecondPass, TileLayout,
-    cases, proof, workload,
+    Annotation, BLOCK_TOKENS, Bound, CertifiedCache, Error as Own, Layout, Policy, SecondPass, Settings,
+    TileLayout, cases, proof, workload,
 };
 use crate::kv::proof::by_workload;
 use crate::kv::{Error, Kind, OptionSpec, Preset, Result, Scheme, Selection, System, Value};
@@ -43,10 +43,10 @@ pub static SYSTEM: System = System {
                 let annotation = size_of::<Annotation>() as f64 / f64::from(BLOCK_TOKENS);
                 (tile_bytes(head_dim, layout(selection)) + annotation) * tokens as f64
             },
-            check: |selection| policy(selection).map(|_| ()),
+            check: |selection| settings(selection).map(|_| ()),
             open: |opening| {
                 let selection = opening.selection;
-                let settings = (policy(selection)?, layout(selection), scratch_share(selection));
+                let settings = settings(selection)?;
                 let (device, geometry) = (opening.device, opening.geometry);
                 Ok(Box::new(CertifiedCache::with_settings(device, geometry, opening.capacity, settings)?))
             },
@@ -112,7 +112,7 @@ thresholds! {
 }
 
 /// What is no threshold.
-const OTHERS: [OptionSpec; 2] = [
+const OTHERS: [OptionSpec; 3] = [
     OptionSpec {
         name: "layout",
         about: "scales of keys in f16 or, as in the paper, f32",
@@ -122,6 +122,11 @@ const OTHERS: [OptionSpec; 2] = [
         name: "scratch",
         about: "share of the blocks whose originals a GPU keeps after use",
         kind: SHARE,
+    },
+    OptionSpec {
+        name: "resident",
+        about: "tokens whose originals a GPU keeps at the least: one sequence has exact attention until it has more than fit; 0: never",
+        kind: Kind::Count(0, 1 << 31),
     },
 ];
 
@@ -197,13 +202,21 @@ pub(super) fn layout(selection: &Selection) -> Layout {
     if selection.word("layout", "compact") == "paper" { Layout::Paper } else { Layout::Compact }
 }
 
-/// The share of the blocks whose originals a GPU keeps: one in eight, if nothing is said.
-pub(super) fn scratch_share(selection: &Selection) -> f64 {
+/// How a cache is made. With no scratch no sequence is resident either, if nobody says so.
+fn settings(selection: &Selection) -> Result<Settings> {
+    let policy = policy(selection)?;
+    let mut settings = Settings { layout: layout(selection), ..Settings::new(policy) };
     if let Some(Value::Number(share)) = selection.value("scratch") {
-        *share
-    } else {
-        super::kv::SCRATCH_SHARE
+        settings.scratch = *share;
+        settings.resident = if *share > 0.0 { settings.resident } else { 0 };
     }
+    if let Some(value) = selection.value("resident") {
+        settings.resident = count(value);
+    }
+    if settings.resident > 0 && policy.renew == 0 && selection.value("resident").is_some() {
+        return Err(Error::refused(Own::Residents { renew: policy.renew }));
+    }
+    Ok(settings)
 }
 
 #[cfg(test)]
@@ -249,6 +262,20 @@ mod tests {
         assert!(watched("certified/risk=0/renew=0/canary=0/exploration=0.01"));
         let refused = selection("certified:fast/exploration=0.1").expect_err("nothing to explore with");
         assert!(refused.to_string().contains("canary is off"));
+    }
+
+    /// A scratch comes with resident sequences where steps carry lists; both can be switched off.
+    #[test]
+    fn what_is_kept_of_the_originals_can_be_set() {
+        let of = |text: &str| settings(&selection(text).expect(text)).expect(text);
+        let kept = |text: &str| (of(text).scratch, of(text).resident);
+        assert_eq!(kept("certified"), (Settings::SCRATCH, Settings::RESIDENT));
+        assert_eq!(kept("certified/scratch=0.5"), (0.5, Settings::RESIDENT));
+        assert_eq!(kept("certified/scratch=0"), (0.0, 0));
+        assert_eq!(kept("certified/scratch=0/resident=64"), (0.0, 64));
+        assert_eq!(kept("certified/resident=0"), (Settings::SCRATCH, 0));
+        let refused = selection("certified:strict/resident=64").expect_err("no list").to_string();
+        assert!(refused.contains("renew is 0"), "{refused}");
     }
 
     /// Every field of the policy but `certify` is an option: none is forgotten when one is added.

@@ -104,6 +104,10 @@ unsafe impl KvCache for Capture<'_> {
         self.inner.period()
     }
 
+    fn regime(&self) -> u32 {
+        self.inner.regime()
+    }
+
     fn report(&self) -> Result<StepReport> {
         self.inner.report()
     }

@@ -223,6 +223,12 @@ pub unsafe trait KvCache: Send {
         1
     }
 
+    /// Which kind of steps the next one is of: where it is another than that of the one before, graphs that
+    /// were captured are of no use any more, and turns are counted anew.
+    fn regime(&self) -> u32 {
+        0
+    }
+
     /// A sequence more, empty; its number, the lowest that is free. What was begun is forgotten.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 mod claims;
 mod limits;
 mod model;
+mod residence;
 mod steps;
 
 use ferrokv::host::certified::cache::cases::{queries, tokens};

@@ -1,12 +1,11 @@
 //! The schemes behind a model: exact prompts, captured steps, certificates.
 
 use crate::artifact::ready;
-use host::certified::CertifiedCache;
-use host::certified::{Policy, Rung};
+use host::certified::{CertifiedCache, Policy, Rung, Settings};
 use host::dense::DenseCache;
 use host::eval::capture::Capture;
 use host::int8::Int8Cache;
-use host::kv::{Chunk, KvCache, New, Rotated, Selection};
+use host::kv::{Chunk, KvCache, New, Rotated, Selection, Source};
 use host::model::Model;
 use host::model::config::Architecture;
 use host::model::forward::Runner;
@@ -233,6 +232,72 @@ fn every_scheme_fits_smaller_gpus() {
         .expect("a kernel of 141 KB")
         .to_string();
     assert!(error.contains("101376 is the device's most"), "{error}");
+}
+
+/// As long as a GPU keeps all originals that there are, a step has the bits of `dense` and says so; then it is by
+/// tiles. The same one by one and captured, and for a second text in the same cache.
+#[test]
+fn a_cache_is_dense_until_it_has_more_than_is_kept() {
+    let (device, model, text) = (device(), tiny(), prompt(40));
+    let mut runner = Runner::of_kernels(&model, &device, 16).expect("a runner");
+    let geometry: host::kv::Geometry = (&model.config).into();
+    let kept = Settings { resident: 32, as_on_a_gpu: true, ..Settings::new(Policy::SOUND) };
+    let open_with =
+        |settings: Settings| CertifiedCache::with_settings(&device, geometry, 64, settings).expect("a cache");
+    let resident = |cache: &dyn KvCache| {
+        let heads = cache.report().expect("read").heads;
+        let exact =
+            heads.iter().filter(|head| head.source == Source::Originals && head.norm.is_none()).count();
+        assert!(exact == 0 || exact == heads.len());
+        exact > 0
+    };
+    let by_hand = |runner: &mut Runner, cache: &mut dyn KvCache| {
+        runner.read(&text[..20], cache).expect("read");
+        let mut steps = Vec::new();
+        for token in &text[20..] {
+            let logits = bits(&runner.logits(&[*token], cache).expect("logits"));
+            steps.push((
+                logits,
+                cache.report().is_ok_and(|report| !report.heads.is_empty()) && resident(cache),
+            ));
+        }
+        steps
+    };
+    let mut cache = open_with(kept);
+    assert_eq!((cache.period(), cache.regime()), (1, 1));
+    let expected = by_hand(&mut runner, &mut cache);
+    assert_eq!(cache.regime(), 0);
+    let dense = by_hand(&mut runner, &mut *open("dense", &model, &device, 64));
+    let tiles = by_hand(&mut runner, &mut open_with(Settings { resident: 0, ..kept }));
+    for (i, (step, (exact, quantized))) in expected.iter().zip(dense.iter().zip(&tiles)).enumerate() {
+        // Tokens 21 to 32.
+        assert_eq!(step.1, i < 12, "step {i}");
+        assert_eq!(step.0 == exact.0, i < 12, "step {i}");
+        assert!(quantized.0 != exact.0 && !quantized.1, "step {i}");
+    }
+    // A prompt that is too long at once.
+    let mut long = open_with(kept);
+    runner.read(&text[..39], &mut long).expect("read");
+    assert_eq!(long.regime(), 0);
+    // The second text begins as the first did.
+    let stream = Stream::new(&device).expect("a stream");
+    cache.leave(&stream, 0).expect("it leaves");
+    for round in 0..2 {
+        if round > 0 {
+            cache.leave(&stream, 0).expect("it leaves");
+        }
+        assert_eq!(cache.join(&stream).expect("a sequence"), 0);
+        runner.read(&text[..20], &mut cache).expect("read");
+        let mut decoder = runner.decoder(text[20], &mut cache, Choice::Greedy).expect("a decoder");
+        for (token, (logits, exact)) in text[20..].iter().zip(&expected) {
+            decoder.set_token(*token).expect("set");
+            decoder.next().expect("a token");
+            assert_eq!(resident(decoder.cache()), *exact);
+            assert_eq!(bits(&decoder.logits().expect("logits")), *logits, "text {round}");
+        }
+        drop(decoder);
+        runner.check_cache(&mut cache).expect("all is held");
+    }
 }
 
 /// A decoder reads what it is told, and has the logits of what it read.

@@ -18,6 +18,7 @@
 //! | [`fn@audit`] | promoted and drawn blocks compared with their originals, if asked | a warp a block |
 //! | [`fn@rank`] | the order of the heaviest blocks checked, if asked | 256 threads a query head |
 //! | [`fn@canary`] | what `audit` compares, ahead of a step that renews its list | a warp a block |
+//! | [`fn@vouch`] | certificates of exact attention over resident sequences | 4 warps a row of blocks |
 //! | [`fn@settle`] | heads sent to the dense rung for what these found | 256 threads a sequence |
 //! | [`fn@quantize_block`] | originals to tile and annotation | D threads a block and KV head |
 
@@ -38,6 +39,7 @@ mod promote;
 pub mod quantizer;
 pub mod query;
 pub mod ranking;
+pub mod residents;
 pub mod settling;
 pub mod sums;
 pub mod tile;
@@ -56,6 +58,7 @@ pub use pass::{MAX_REFERENCE, PassLayout, Record, StepShape, attend, pass_layout
 pub use policy::{Certificate, Thresholds, Watch};
 pub use promote::{PromoteLayout, promote_layout, replace};
 pub use ranking::{rank, rank_layout};
+pub use residents::{vouch, vouch_layout};
 pub use settling::settle;
 pub use sums::{RowSums, Taken};
 pub use tokens::{CacheShape, Piece, Refusals, append, inspect, prefill};
@@ -81,6 +84,7 @@ pub fn kernels() -> impl Iterator<Item = &'static simt::KernelInfo> {
         rank::INSTANCES,
         canary::INSTANCES,
         settle::INSTANCES,
+        vouch::INSTANCES,
         append::INSTANCES,
         prefill::INSTANCES,
         inspect::INSTANCES,

@@ -105,6 +105,8 @@ pub mod reason {
     pub const KEY_CANARY: u32 = 128;
     /// A block's quantized and original values differ by more than η, or an original's norm is beyond ν.
     pub const VALUE_CANARY: u32 = 256;
+    /// All of the sequence's originals are in the GPU's memory: nothing quantized was tried.
+    pub const RESIDENT: u32 = 512;
     /// Those that tell of stored data that changed.
     pub const CANARY: u32 = KEY_CANARY | VALUE_CANARY;
 }
@@ -123,7 +125,7 @@ pub struct Certificate {
     /// three before it, and that sum where no probability is.
     pub likely: f32,
     /// The norm of the output that the head would have by its step, whatever the rung; 0 where there was no
-    /// step, for [`reason::EARLIER`].
+    /// step, for [`reason::EARLIER`] and [`reason::RESIDENT`].
     pub norm: f32,
     /// The share of the mass that comes from quantized keys.
     pub tail_mass: f32,

@@ -3,9 +3,9 @@
 //! # Work split
 //! [`append`](fn@append): a block a sequence, one token each; [`prefill`](fn@prefill): a block a token, all
 //! of one sequence. Threads take vectors of 8 elements of the token's rows. Each row goes to the originals,
-//! which may be host memory, and to the sequence's fresh block (see [`admit`](super::admit)), which
-//! `quantize_block` reads when it is full, with the jobs that these kernels leave: nobody asks the host, and
-//! no block of host memory is read back.
+//! which may be host memory, to the sequence's fresh block and, where it is resident, to its slot (see
+//! [`admit`](super::admit)). `quantize_block` reads the fresh block when it is full, with the jobs that these
+//! kernels leave: nobody asks the host, and no block of host memory is read back.
 //!
 //! # What is refused
 //! Keys and values that are not finite, or beyond f16: everything else can be quantized.
@@ -40,6 +40,19 @@ pub struct CacheShape {
     pub head_dim: u32,
     /// Entries of a row of the block table.
     pub max_blocks: u32,
+    /// Blocks of each sequence, from its first on, whose originals are [resident](super::admit): in slots of
+    /// their own. 0: slots are for what steps have used.
+    pub resident: u32,
+}
+
+impl CacheShape {
+    /// The slot of the near pool that holds block `index` of a sequence and KV head; none where it is not
+    /// resident. The same among slots for keys and among those for values.
+    #[inline(always)]
+    pub fn resident_slot(self, sequence: u32, index: u32, head: u32) -> Option<u32> {
+        let slot = (sequence * self.resident + index) * self.kv_heads + head;
+        (index < self.resident).then_some(slot)
+    }
 }
 
 /// A run of tokens of one sequence.
@@ -118,6 +131,8 @@ struct Target<E> {
     block: u32,
     /// The fresh block.
     fresh: u32,
+    /// The sequence, and the block's place in it.
+    place: [u32; 2],
     /// The token in the block.
     token: u32,
 }
@@ -134,6 +149,11 @@ impl<E: Half> Target<E> {
         store_whole(originals, pair(self.block, kv_heads, head) * tile + inside, vector);
         let fresh = self.scratch.fresh_tile(kind, self.fresh * kv_heads + head);
         store_whole(self.near, fresh as usize * tile + inside, vector);
+        let [sequence, index] = self.place;
+        if let Some(slot) = self.shape.resident_slot(sequence, index, head) {
+            let slot = kind * self.scratch.key_slots + slot;
+            store_whole(self.near, slot as usize * tile + inside, vector);
+        }
     }
 
     /// Copies the token's rows, `[kv_heads, D]` from `from` on; if the block is full then, empties the slots
@@ -200,11 +220,13 @@ pub fn append<E: Half>(
     let mut job = Job::NONE;
     if taken {
         let token = bits::rem_u32(length, BLOCK_TOKENS);
-        let block = table.load((row * shape.max_blocks + length / BLOCK_TOKENS) as usize);
-        let target = Target { keys, values, near, shape, scratch, block, fresh: row, token };
+        let index = length / BLOCK_TOKENS;
+        let block = table.load((row * shape.max_blocks + index) as usize);
+        let place = [row, index];
+        let target = Target { keys, values, near, shape, scratch, block, fresh: row, place, token };
         target.copy(new_keys, new_values, from, directory);
         if token == BLOCK_TOKENS - 1 {
-            job = Job::new(row, block, length / BLOCK_TOKENS);
+            job = Job::new(row, block, index);
         }
     }
     if thread::thread_idx_x() == 0 {
@@ -246,7 +268,8 @@ pub fn prefill<E: Half>(
     let token = position - index * BLOCK_TOKENS;
     let fresh = piece.fresh + nth;
     let from = (piece.first + thread::block_idx_x()) as usize * (shape.kv_heads * shape.head_dim) as usize;
-    Target { keys, values, near, shape, scratch, block, fresh, token }
+    let place = [piece.row, index];
+    Target { keys, values, near, shape, scratch, block, fresh, place, token }
         .copy(new_keys, new_values, from, directory);
     if token == BLOCK_TOKENS - 1 && thread::thread_idx_x() == 0 {
         jobs.store(nth as usize, Job::new(fresh, block, index));

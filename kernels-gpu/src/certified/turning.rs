@@ -95,7 +95,7 @@ fn takes(pair: [f16; 2], kind: usize, from: usize, channels: [u32; 2], refusals:
 
 /// See the [module](self). `qkv` [sequences, (q_heads + 2·kv_heads)·D], `positions` \[sequences\], where each
 /// sequence ends; `queries` [sequences, q_heads, D]; `fresh_keys` and `fresh_values` [sequences, kv_heads,
-/// 16, D] of the near pool; `refusals` and the rest as for [`append`](fn@super::append); `tiles`,
+/// 16, D] of the near pool, `slots` all of that; `refusals` and the rest as for [`append`](fn@super::append); `tiles`,
 /// `annotations`, `problems`, `by_chance` and `seed` as for [`quantize_block`](fn@super::quantize_block).
 /// `interleaved` is 0 or 1. Shared: [`write_layout`].
 #[kernel(
@@ -117,6 +117,7 @@ pub fn turn_append<const D: u32, M: KeyMetadata>(
     values: GlobalMut<f16>,
     fresh_keys: GlobalMut<f16>,
     fresh_values: GlobalMut<f16>,
+    slots: GlobalMut<f16>,
     directory: GlobalMut<u64>,
     tiles: GlobalMut<u8>,
     annotations: GlobalMut<f32>,
@@ -202,6 +203,10 @@ pub fn turn_append<const D: u32, M: KeyMetadata>(
     originals.store_vector::<u32>(layout.originals(destination, kv_heads, block) + inside, two);
     let start = layout.originals(row, kv_heads, block);
     fresh.store_vector::<u32>(start + inside, two);
+    if let Some(slot) = shape.resident_slot(row, index, block) {
+        let slot = if half == 0 { slot } else { scratch.key_slots + slot };
+        slots.store_vector::<u32>((slot * BLOCK_TOKENS * D) as usize + inside, two);
+    }
     if block == 0 && t == 0 {
         lengths.store(row as usize, position + 1);
     }

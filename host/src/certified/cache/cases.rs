@@ -60,6 +60,10 @@ pub fn cases(coverage: Coverage) -> Vec<Case> {
             add_steps::<bf16>(&mut cases, head_dim, what);
         }
     }
+    for head_dim in super::super::STEP_HEAD_DIMS {
+        add_residents::<f16>(&mut cases, head_dim);
+        add_residents::<bf16>(&mut cases, head_dim);
+    }
     cases.extend(super::turn_cases::cases());
     cases
 }
@@ -118,6 +122,23 @@ fn add_steps<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u
         Layout::Paper => case.and(attend).and(replace),
     };
     cases.push(if what.race_check { case.race_checked() } else { case });
+}
+
+fn add_residents<E: CacheElement + OutputElement>(cases: &mut Vec<Case>, head_dim: u32) {
+    let (Ok(geometry), Some(kernels)) =
+        (Geometry::new(2, head_dim), E::step_kernels(head_dim, Layout::Compact))
+    else {
+        return;
+    };
+    let geometry = geometry.with_rounding(CHANCE);
+    let fills = E::cache_kernels();
+    let label = format!("{} heads=2x3 head_dim={head_dim} resident sequences", E::NAME);
+    let run = move |device: &Device| -> std::result::Result<_, CaseError> {
+        Ok(residents::<E>(device, geometry, 3)?)
+    };
+    let case =
+        Case::new(kernels.vouch().info(), label, run).and(fills.append.info()).and(fills.prefill.info());
+    cases.push(case.race_checked());
 }
 
 /// Whatever can happen to a cache but a step.
@@ -212,6 +233,58 @@ fn steps<E: CacheElement + OutputElement>(
         ));
     }
     cache.check(&stream)?;
+    outputs.extend(contents(&cache, &stream)?);
+    Ok(outputs)
+}
+
+/// Two sequences that are resident at first, and what an append ends: steps over slots, then by a list.
+fn residents<E: CacheElement + OutputElement>(
+    device: &Device,
+    geometry: Geometry,
+    group: u32,
+) -> Result<Vec<OutputBuffer>> {
+    let stream = Stream::new(device)?;
+    // Two blocks of each sequence, and a slot more.
+    let slots = 2 * 2 * geometry.kv_heads();
+    let extents = Extents {
+        geometry,
+        blocks: 10,
+        sequences: 2,
+        max_tokens: 80,
+        key_slots: slots + 1,
+        value_slots: slots,
+    };
+    let mut cache = TieredCache::<E>::new(device, extents)?.with_kernels();
+    cache.begin_residence(&stream)?;
+    let problem = StepProblem {
+        sequences: 2,
+        q_heads: group * geometry.kv_heads(),
+        kv_heads: geometry.kv_heads(),
+        head_dim: geometry.head_dim(),
+        max_tokens: extents.max_tokens,
+    };
+    let mut plan =
+        StepPlan::<E>::new(device, problem, &Policy::SOUND)?.with_residents(cache.resident_tokens())?;
+    let mut out = plan.allocate()?;
+    let input = |count: usize, seed: u64| Buffer::from_slice(device, &tokens::<E>(geometry, count, seed));
+    for (seed, count) in [(1, 31), (2, 14)] {
+        let sequence = cache.start_sequence()?;
+        cache.prefill(&stream, sequence, &input(count, seed)?, &input(count, seed + 10)?)?;
+    }
+    let mut outputs = Vec::new();
+    for step in 0..3 {
+        cache.append(&stream, &input(2, 30 + step)?, &input(2, 40 + step)?)?;
+        let queries = Buffer::from_slice(device, &queries::<E>(problem, 50 + step))?;
+        cache.attend(&stream, &mut plan, &queries, &mut out)?;
+        outputs.push(OutputBuffer::download("output", &out.output)?);
+        outputs.push(OutputBuffer::download("lse", &out.lse)?);
+        let certificates = out.certificates.to_vec()?;
+        outputs.push(OutputBuffer::new(
+            "certificates",
+            bytemuck::cast_slice::<Certificate, u32>(&certificates).to_vec(),
+        ));
+        outputs.push(OutputBuffer::new("resident", vec![u32::from(cache.is_resident())]));
+    }
     outputs.extend(contents(&cache, &stream)?);
     Ok(outputs)
 }

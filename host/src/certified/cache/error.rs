@@ -93,6 +93,17 @@ pub enum CacheError {
         /// What it should have.
         expected: String,
     },
+    /// Sequences that are not resident, or cannot be.
+    #[error(
+        "sequences of {tokens} tokens cannot become resident in slots for {most} of each; begin with empty ones, \
+         and make the cache with slots for a block of each sequence and KV head at least"
+    )]
+    Residence {
+        /// Tokens of the longest sequence; of a step those that its plan is for.
+        tokens: u32,
+        /// What the slots hold of each.
+        most: u32,
+    },
     /// A plan for caches that are stored in another way.
     #[error(
         "the plan is for the {} layout, and the cache is in the {} one; plan with the cache's",

@@ -66,6 +66,7 @@ impl Extents {
             kv_heads: self.geometry.kv_heads(),
             head_dim: self.geometry.head_dim(),
             max_blocks: self.max_tokens.div_ceil(BLOCK_TOKENS),
+            resident: 0,
         }
     }
 

@@ -16,6 +16,10 @@
 //! with no scratch every step would read them over the bus. So: 64·D bytes for each sequence and KV head, no
 //! eviction, no tags, and no host memory is ever read to append.
 //!
+//! # Sequences that begin near
+//! Where steps gain nothing from quantized blocks, because the slots hold all originals that there are, a cache
+//! can begin with *resident* sequences: [`begin_residence`](TieredCache::begin_residence).
+//!
 //! # What the host knows
 //! The device's lengths are the truth: kernels advance them, in a graph without the host. An append checks a
 //! row's limit, which [`reserve`](TieredCache::reserve) raises after it has put the blocks into the table.
@@ -39,6 +43,7 @@ mod book;
 pub mod cases;
 mod error;
 mod extents;
+mod residence;
 mod sequences;
 mod slices;
 mod tokens;

@@ -60,8 +60,8 @@ impl<E: CacheElement> TieredCache<E> {
         self.write_limit(stream, row)
     }
 
-    /// A sequence with the same tokens. Full blocks are shared, the one that is being filled is copied. Waits
-    /// for the stream.
+    /// A sequence with the same tokens. Full blocks are shared, the one that is being filled is copied.
+    /// Sequences are [resident](Self::begin_residence) no more. Waits for the stream.
     ///
     /// # Errors
     /// [`CacheError::UnknownSequence`], [`CacheError::NoSequence`], [`CacheError::PoolExhausted`], and the
@@ -69,6 +69,11 @@ impl<E: CacheElement> TieredCache<E> {
     pub fn fork(&mut self, stream: &Stream, sequence: SequenceId) -> Result<SequenceId> {
         let source = self.row_of(sequence)?;
         self.refresh(stream)?;
+        if self.is_resident() {
+            // What is refused changes nothing.
+            self.book.clone().fork(source)?;
+            self.end_residence(stream)?;
+        }
         let (fork, copy) = self.book.fork(source)?;
         if let Some((from, to)) = copy {
             let block = self.geometry().pool_elements(1);
@@ -192,7 +197,8 @@ impl<E: CacheElement> TieredCache<E> {
     }
 
     pub(super) fn write_limit(&mut self, stream: &Stream, row: u32) -> Result<()> {
-        Ok(stream.upload(&[self.book.limit(row)], &mut self.limits, row as usize)?)
+        let most = if self.is_resident() { self.resident_tokens() } else { u32::MAX };
+        Ok(stream.upload(&[self.book.limit(row).min(most)], &mut self.limits, row as usize)?)
     }
 
     /// The element of the near pool at which a fresh block's keys (0) or values (1) start.

@@ -81,6 +81,8 @@ impl<E: CacheElement> TieredCache<E> {
                 self.refresh(stream)?;
             }
             let growth = self.book.growth(self.book.active().map(|row| (row, 1)))?;
+            let longest = self.book.active().map(|row| self.book.row(row).length).max().unwrap_or(0);
+            self.end_residence_for(stream, u64::from(longest) + 1)?;
             self.grow(stream, &growth)?;
         }
         Ok(())
@@ -191,6 +193,7 @@ impl<E: CacheElement> TieredCache<E> {
         let growth = self.book.growth([(row, tokens as u64)].into_iter())?;
         let start = self.book.row(row).length;
         self.inspect(stream, keys, values, elements, row, start)?;
+        self.end_residence_for(stream, u64::from(start) + tokens as u64)?;
         self.grow(stream, &growth)?;
         // `growth` has held it against max_tokens.
         let end = start + tokens as u32;

@@ -31,6 +31,8 @@ struct Turned {
     rounding: Rounding,
     pairing: Pairing,
     rotary: u32,
+    /// Whether the sequences are resident: without a fork, which ends that.
+    resident: bool,
 }
 
 /// Of every instance: both pairings, heads that leave threads over, more KV heads than a thread has at once.
@@ -40,17 +42,19 @@ fn all() -> impl Iterator<Item = Turned> {
         let heads = |q_heads, kv_heads| kv::Geometry { layers: 1, q_heads, kv_heads, head_dim };
         let all = head_dim as u32;
         [
-            (heads(9, 3), Layout::Compact, CHANCE, Pairing::HalfSplit, all),
-            (heads(9, 9), Layout::Compact, Rounding::Nearest, Pairing::Interleaved, all),
-            (heads(2, 1), Layout::Compact, CHANCE, Pairing::HalfSplit, 22),
-            (heads(6, 2), Layout::Paper, Rounding::Nearest, Pairing::Interleaved, 0),
+            (heads(9, 3), Layout::Compact, CHANCE, Pairing::HalfSplit, all, false),
+            (heads(5, 3), Layout::Compact, CHANCE, Pairing::HalfSplit, all, true),
+            (heads(9, 9), Layout::Compact, Rounding::Nearest, Pairing::Interleaved, all, false),
+            (heads(2, 1), Layout::Compact, CHANCE, Pairing::HalfSplit, 22, false),
+            (heads(6, 2), Layout::Paper, Rounding::Nearest, Pairing::Interleaved, 0, false),
         ]
-        .map(|(heads, layout, rounding, pairing, rotary)| Turned {
+        .map(|(heads, layout, rounding, pairing, rotary, resident)| Turned {
             heads,
             layout,
             rounding,
             pairing,
             rotary,
+            resident,
         })
     })
 }
@@ -58,13 +62,14 @@ fn all() -> impl Iterator<Item = Turned> {
 /// The cases, which are small enough for any coverage.
 pub(super) fn cases() -> Vec<Case> {
     let cases = all().filter_map(|what| {
-        let Turned { heads, layout, pairing, rotary, .. } = what;
+        let Turned { heads, layout, pairing, rotary, resident, .. } = what;
         let kernel = turn_append_kernel(heads.head_dim as u32, layout)?;
         let label = format!(
-            "heads={}x{} head_dim={} {pairing:?} turn={rotary} fill, refuse{}",
+            "heads={}x{} head_dim={} {pairing:?} turn={rotary} fill, refuse{}{}",
             heads.q_heads,
             heads.kv_heads,
             heads.head_dim,
+            if resident { " resident" } else { "" },
             super::super::cases::in_layout(layout)
         );
         let run = move |device: &Device| -> Result<_, CaseError> { Ok(turned(device, what, false)?) };
@@ -76,7 +81,7 @@ pub(super) fn cases() -> Vec<Case> {
 /// Steps of three sequences and of a fork, which fill blocks; tokens that are not taken, and a sequence
 /// without room. With `apart`, by the launches that one takes the place of: the rotation, then an append's.
 fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBuffer>> {
-    let Turned { heads, layout, rounding, pairing, rotary } = what;
+    let Turned { heads, layout, rounding, pairing, rotary, resident } = what;
     let stream = Stream::new(device)?;
     let geometry = Geometry::new(heads.kv_heads as u32, heads.head_dim as u32)?
         .with_layout(layout)
@@ -92,6 +97,9 @@ fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBu
         value_slots: slots,
     };
     let mut cache = TieredCache::<f16>::new(device, extents)?.with_kernels();
+    if resident {
+        cache.begin_residence(&stream)?;
+    }
     let mut names = Vec::new();
     for (seed, count) in [(1, 14), (2, 29), (3, 31)] {
         let name = cache.start_sequence()?;
@@ -99,7 +107,9 @@ fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBu
         cache.prefill(&stream, name, &input(seed)?, &input(seed + 10)?)?;
         names.push(name);
     }
-    names.push(cache.fork(&stream, names[1])?);
+    if !resident {
+        names.push(cache.fork(&stream, names[1])?);
+    }
     // As if steps had used all originals: what is filled has to be forgotten.
     let mut directory = cache.directory.to_vec()?;
     for slot in 0..2 * slots {
@@ -131,7 +141,8 @@ fn turned(device: &Device, what: Turned, apart: bool) -> kv::Result<Vec<OutputBu
             4 => lengths[0] += 1,
             _ => {}
         }
-        let positions = [&lengths[..ROWS as usize - 1], &[PARKED]].concat();
+        let positions: Vec<u32> =
+            (0..rows).map(|row| if row < names.len() { lengths[row] } else { PARKED }).collect();
         let positions = Buffer::from_slice(device, &positions)?;
         let qkv = Buffer::from_slice(device, &qkv)?;
         let mut queries = poisoned::<f16>(&stream, rows * query_width)?;
@@ -194,7 +205,8 @@ mod tests {
             // All happens that is meant to.
             let found = |name| one.iter().find(|output| output.name() == name).expect("an output");
             let words = |name| words_of::<u32>(found(name).bytes());
-            assert_eq!(words("lengths"), [17, 33, 34, 34, 0], "{what:?}");
+            let fork = if what.resident { 0 } else { 34 };
+            assert_eq!(words("lengths"), [17, 33, 34, fork, 0], "{what:?}");
             let [value, key] = words("refused")[..] else { panic!("two verdicts") };
             assert_eq!([value >> 24 & 0x1f, key >> 24 & 0x1f], [0x11, 0], "{what:?}");
             let refusals: Refusals = bytemuck::pod_read_unaligned(found("refusals").bytes());
@@ -204,7 +216,8 @@ mod tests {
             let directory = words_of::<u64>(found("directory").bytes());
             let tags = directory[Scratch::word(0)..].iter().skip(1).step_by(2);
             let forgotten = tags.filter(|tag| **tag == u64::from(Scratch::EMPTY)).count();
-            assert_eq!(forgotten, 4 * 2 * what.heads.kv_heads, "{what:?}");
+            let filled = if what.resident { 3 } else { 4 };
+            assert_eq!(forgotten, filled * 2 * what.heads.kv_heads, "{what:?}");
         }
     }
 }

@@ -77,6 +77,7 @@ impl TieredCache<f16> {
             values: self.values.global_mut(),
             fresh_keys,
             fresh_values,
+            slots: self.near.global_mut(),
             directory: self.directory.global_mut(),
             tiles,
             annotations,

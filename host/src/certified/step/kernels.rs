@@ -5,7 +5,7 @@ use crate::certified::Layout;
 use half::{bf16, f16};
 use kernels_gpu::certified::{
     Bare, Certified, LeanBare, LeanCertified, attend, audit, audit_layout, canary, carried_layout, carry,
-    pass_layout, promote_layout, replace,
+    pass_layout, promote_layout, replace, vouch,
 };
 use simt::Kernel;
 
@@ -19,8 +19,10 @@ type Audit<E> = Kernel<audit::Args<E>>;
 
 type Canary<E> = Kernel<canary::Args<E>>;
 
+type Vouch<E> = Kernel<vouch::Args<E>>;
+
 /// The kernels of a head_dim and layout, and their shared memory. `carry` and `canary` are the compact
-/// layout's: plans of the other refuse to carry lists.
+/// layout's, and so is `vouch`: plans of the other refuse to carry lists.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct StepKernels<E: StepElement> {
@@ -35,6 +37,7 @@ pub struct StepKernels<E: StepElement> {
     carried_bytes: [u32; 2],
     pub(super) audit: (Audit<E>, u32),
     pub(super) canary: (Canary<E>, u32),
+    pub(super) vouch: Vouch<E>,
 }
 
 impl<E: StepElement> StepKernels<E> {
@@ -61,6 +64,11 @@ impl<E: StepElement> StepKernels<E> {
     /// What is compared ahead of such a pass.
     pub(in crate::certified) fn canary(&self) -> &Canary<E> {
         &self.canary.0
+    }
+
+    /// The certificates of steps over resident sequences.
+    pub(in crate::certified) fn vouch(&self) -> &Vouch<E> {
+        &self.vouch
     }
 
     /// Shared memory of its blocks, in bytes.
@@ -92,6 +100,7 @@ macro_rules! instances {
             carried_bytes: [carried_layout::<$dim, Bare>().bytes, carried_layout::<$dim, Certified>().bytes],
             audit: (audit::kernel::<$element, $dim, $metadata>(), audit_layout::<$metadata, $dim>().bytes),
             canary: (canary::kernel::<$element, $dim>(), audit_layout::<f16, $dim>().bytes),
+            vouch: vouch::kernel::<$element, $dim>(),
         }
     };
     ($($element:ty: $($dim:literal)*),*) => {$(

@@ -4,6 +4,7 @@ mod carried;
 mod kernels;
 mod launches;
 mod plan;
+mod residents;
 mod slices;
 mod watching;
 

@@ -1,6 +1,7 @@
 //! The launches of a step.
 
 use super::kernels::StepKernels;
+use super::residents::Residents;
 use super::watching::{Watching, of, words};
 use super::{
     Attended, AttendedHandles, Carried, Checked, OriginalsRead, StepElement, StepHandles, StepProblem,
@@ -33,7 +34,7 @@ use simt::LaunchShape;
 /// budget get a list of the step's own masses and `carry` again. The dense rung follows, and every so many
 /// steps `weigh` and `mark` make the next list.
 pub struct StepPlan<E: StepElement> {
-    device: Device,
+    pub(super) device: Device,
     pub(super) problem: StepProblem,
     pub(super) layout: Layout,
     pub(super) policy: Policy,
@@ -49,6 +50,10 @@ pub struct StepPlan<E: StepElement> {
     pub(super) carry: LaunchShape,
     pub(super) canary: LaunchShape,
     pub(super) dense: dense::Plan<E>,
+    /// Steps over resident sequences, if there may be any.
+    pub(super) residents: Option<Residents<E>>,
+    /// Whether the last step was over resident sequences.
+    pub(super) resident: bool,
     pub(super) records: Buffer<Record>,
     /// Of the splits of the pass, then of the replacers, for each row of blocks.
     pub(super) partials: Buffer<f32>,
@@ -198,6 +203,8 @@ impl<E: StepElement> StepPlan<E> {
             canary,
             kernels,
             dense,
+            residents: None,
+            resident: false,
             records: Buffer::new(device, noted(heads * max_blocks as usize))?,
             partials: Buffer::new(
                 device,
@@ -263,6 +270,11 @@ impl<E: StepElement> StepPlan<E> {
             return Ok(step.originals_read());
         }
         let mut read = OriginalsRead::default();
+        let rows = u64::from(self.shape.kv_heads * self.shape.row_groups());
+        if self.resident {
+            let rows = rows * lengths.iter().filter(|length| **length > 0).count() as u64;
+            return Ok(OriginalsRead { dense_rows: rows, exact_rows: rows, ..read });
+        }
         if self.policy.carries() {
             // The list has been made anew since.
             for row in self.carried.promoted.to_vec()? {
@@ -277,7 +289,6 @@ impl<E: StepElement> StepPlan<E> {
                 read.value_tiles += u64::from(list.value_tiles);
             }
         }
-        let rows = u64::from(self.shape.kv_heads * self.shape.row_groups());
         let trailing = lengths.iter().filter(|length| !length.is_multiple_of(BLOCK_TOKENS)).count() as u64;
         read.key_tiles += trailing * rows;
         read.value_tiles += trailing * rows;
@@ -424,6 +435,7 @@ impl<E: StepElement> StepPlan<E> {
     ) -> Result<()> {
         stream.device().check_same(&self.device, "the plan")?;
         self.on_slices = None;
+        self.resident = false;
         if self.policy.carries() {
             self.mode = self.carried.turns.begin(self.policy.every(), self.policy.passes_again());
         }

@@ -13,7 +13,8 @@ use crate::{GraphExec, Pinned};
 /// being where the step before has left them. The host puts one call into the stream and waits for the
 /// tokens. A graph has a row for every sequence that the cache has room for, so that sequences come and go
 /// without a new one. Where a cache has steps of several kinds ([`KvCache::period`]), a graph of each is
-/// captured; of one sequence behind a first step that is launched kernel by kernel.
+/// captured; of one sequence behind a first step that is launched kernel by kernel. Where its
+/// [regime](KvCache::regime) changes, graphs are captured anew.
 ///
 /// What a sequence gets has the same bits whoever is beside it, of sequences that join the same decoder: a
 /// new one starts with the first kind of step, wherever the cache is.
@@ -31,7 +32,9 @@ pub struct Decoder<'a> {
     /// cache, which stay borrowed.
     graphs: Vec<(GraphExec, Pinned<u32>)>,
     graph_len: Option<usize>,
-    /// Steps so far.
+    /// The [regime](KvCache::regime) that the steps so far are of.
+    regime: u32,
+    /// Steps so far in it.
     steps: usize,
     /// A step has failed half-way.
     failed: bool,
@@ -61,9 +64,11 @@ impl Runner {
             stale: true,
             graphs: Vec::new(),
             graph_len: None,
+            regime: 0,
             steps: 0,
             failed: false,
         };
+        decoder.regime = decoder.cache.regime();
         if !decoder.first_by_hand() {
             decoder.capture()?;
         }
@@ -218,7 +223,13 @@ impl Decoder<'_> {
     }
 
     fn advance(&mut self) -> Result<Vec<u32>> {
-        if self.steps > 0 && self.graphs.is_empty() {
+        let regime = self.cache.regime();
+        if regime != self.regime {
+            // The last replay has been waited for.
+            self.graphs.clear();
+            (self.regime, self.steps, self.stale) = (regime, 0, true);
+        }
+        if self.graphs.is_empty() && (self.steps > 0 || !self.first_by_hand()) {
             self.capture()?;
         }
         let turn = self.turn();
