@@ -13,9 +13,9 @@ pub struct Settings {
     pub layout: Layout,
     /// Of the blocks of a layer, the share whose original keys, and values, a GPU keeps after use.
     pub scratch: f64,
-    /// Tokens whose originals a GPU keeps at the least, if the cache is for one sequence and steps carry lists.
-    /// As long as all that there are fit what it keeps, attention is computed from them: the sequence is
-    /// [resident](super::TieredCache::begin_residence). 0: it never is.
+    /// Tokens whose originals a GPU keeps at the least, if the cache is for one sequence and steps carry
+    /// lists. As long as all that there are fit what it keeps, attention is computed from them: the sequence
+    /// is [resident](super::TieredCache::begin_residence). 0: it never is.
     pub resident: u32,
     /// On the CPU the kernels and what a GPU keeps: for tests.
     #[doc(hidden)]
@@ -53,7 +53,8 @@ impl Settings {
         share.max(resident * problem.kv_heads)
     }
 
-    /// Whether sequences may be resident. Not several: what each gets would depend on how long the others are.
+    /// Whether sequences may be resident. Not several: what each gets would depend on how long the others
+    /// are.
     pub(super) fn has_residents(&self, problem: Problem) -> bool {
         self.resident > 0 && problem.sequences == 1 && self.policy.certify && self.policy.carries()
     }

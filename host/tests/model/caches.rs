@@ -234,8 +234,8 @@ fn every_scheme_fits_smaller_gpus() {
     assert!(error.contains("101376 is the device's most"), "{error}");
 }
 
-/// As long as a GPU keeps all originals that there are, a step has the bits of `dense` and says so; then it is by
-/// tiles. The same one by one and captured, and for a second text in the same cache.
+/// As long as a GPU keeps all originals that there are, a step has the bits of `dense` and says so; then it
+/// is by tiles. The same one by one and captured, and for a second text in the same cache.
 #[test]
 fn a_cache_is_dense_until_it_has_more_than_is_kept() {
     let (device, model, text) = (device(), tiny(), prompt(40));

@@ -11,11 +11,11 @@
 //!
 //! # Sequences that are resident
 //! As long as the slots hold all originals that there are, a step has nothing to gain from quantized blocks:
-//! dense attention over the slots takes less time than the pass over tiles, and is exact. So a cache may begin
-//! with *resident* sequences: the first `resident` blocks of each have slots of their own, keys' and values'
-//! [sequences, resident blocks, kv_heads], which are filled as tokens come, beside the originals and fresh
-//! blocks. Meanwhile no step claims a slot and no slot has a tag. Who drives the cache ends that before a
-//! sequence grows beyond it: then the slots are for what steps use, as above.
+//! dense attention over the slots takes less time than the pass over tiles, and is exact. So a cache may
+//! begin with *resident* sequences: the first `resident` blocks of each have slots of their own, keys' and
+//! values' [sequences, resident blocks, kv_heads], which are filled as tokens come, beside the originals and
+//! fresh blocks. Meanwhile no step claims a slot and no slot has a tag. Who drives the cache ends that before
+//! a sequence grows beyond it: then the slots are for what steps use, as above.
 //!
 //! # The directory
 //! u64 words: [`HEADER`] of them, then for each slot, keys' before values', a claim and a tag.

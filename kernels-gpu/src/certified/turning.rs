@@ -95,9 +95,9 @@ fn takes(pair: [f16; 2], kind: usize, from: usize, channels: [u32; 2], refusals:
 
 /// See the [module](self). `qkv` [sequences, (q_heads + 2·kv_heads)·D], `positions` \[sequences\], where each
 /// sequence ends; `queries` [sequences, q_heads, D]; `fresh_keys` and `fresh_values` [sequences, kv_heads,
-/// 16, D] of the near pool, `slots` all of that; `refusals` and the rest as for [`append`](fn@super::append); `tiles`,
-/// `annotations`, `problems`, `by_chance` and `seed` as for [`quantize_block`](fn@super::quantize_block).
-/// `interleaved` is 0 or 1. Shared: [`write_layout`].
+/// 16, D] of the near pool, `slots` all of that; `refusals` and the rest as for [`append`](fn@super::append);
+/// `tiles`, `annotations`, `problems`, `by_chance` and `seed` as for
+/// [`quantize_block`](fn@super::quantize_block). `interleaved` is 0 or 1. Shared: [`write_layout`].
 #[kernel(
     system = certified,
     instances((64, f16), (128, f16), (64, f32), (128, f32)),

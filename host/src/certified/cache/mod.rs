@@ -17,8 +17,8 @@
 //! eviction, no tags, and no host memory is ever read to append.
 //!
 //! # Sequences that begin near
-//! Where steps gain nothing from quantized blocks, because the slots hold all originals that there are, a cache
-//! can begin with *resident* sequences: [`begin_residence`](TieredCache::begin_residence).
+//! Where steps gain nothing from quantized blocks, because the slots hold all originals that there are, a
+//! cache can begin with *resident* sequences: [`begin_residence`](TieredCache::begin_residence).
 //!
 //! # What the host knows
 //! The device's lengths are the truth: kernels advance them, in a graph without the host. An append checks a

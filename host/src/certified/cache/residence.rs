@@ -19,14 +19,14 @@ impl<E: CacheElement> TieredCache<E> {
         self.shape.resident > 0
     }
 
-    /// From now on tokens go to the slots too, and [`attend`](Self::attend) reads these: `dense` attention. Each
-    /// head has a certificate of what that rounds, by the annotations, with the reason
-    /// [`RESIDENT`](kernels_gpu::certified::policy::reason::RESIDENT). It wants a plan
-    /// [with residents](StepPlan::with_residents) of as many tokens. What the slots have is forgotten.
+    /// From now on tokens go to the slots too, and [`attend`](Self::attend) reads these: `dense` attention.
+    /// Each head has a certificate of what that rounds, by the annotations, with the reason
+    /// [`RESIDENT`](kernels_gpu::certified::policy::reason::RESIDENT). It wants a plan [with
+    /// residents](StepPlan::with_residents) of as many tokens. What the slots have is forgotten.
     ///
     /// That ends with the append or prefill by which a sequence has more than
-    /// [`resident_tokens`](Self::resident_tokens), and with a fork. A captured append cannot end it: a sequence
-    /// that a replay would make longer stops, as one without room.
+    /// [`resident_tokens`](Self::resident_tokens), and with a fork. A captured append cannot end it: a
+    /// sequence that a replay would make longer stops, as one without room.
     ///
     /// Nothing happens on the CPU's own path, which has no use for it. Waits for the stream.
     ///
@@ -127,8 +127,8 @@ impl<E: CacheElement> TieredCache<E> {
         let [keys, values] = slots;
         let slots = [keys?, values?];
         let handles = self.step_handles(sequences as usize, queries)?;
-        // SAFETY: as in `attend_on`; every token of a resident sequence went to its slots, and its limit is what
-        // these hold.
+        // SAFETY: as in `attend_on`; every token of a resident sequence went to its slots, and its limit is
+        // what these hold.
         unsafe { plan.run_residents(stream, &handles, slots, self.shape, out) }
     }
 }

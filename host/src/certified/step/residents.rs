@@ -49,17 +49,17 @@ impl<E: StepElement> StepPlan<E> {
         self.residents.as_ref().map_or(0, |residents| residents.blocks * BLOCK_TOKENS)
     }
 
-    /// A step over sequences whose originals are at `slots`, keys and values, [sequences, blocks, kv_heads,
-    /// 16, head_dim], the first of `cache.near`, as `resident` says, besides where `cache` has them: the bits of `dense` for sequences of up to
-    /// [`resident_tokens`](Self::resident_tokens). It counts as no step of a carried list, and leaves that
-    /// empty.
+    /// A step over sequences whose originals are in slots besides where `cache` has them: keys and values,
+    /// [sequences, blocks, kv_heads, 16, head_dim], the first of those of `cache.near`, as `resident` says. It
+    /// has the bits of `dense` for sequences of up to [`resident_tokens`](Self::resident_tokens), counts as
+    /// no step of a carried list, and leaves that as it is.
     ///
     /// # Safety
     /// As [`run`](Self::run); lengths are at most `resident_tokens`.
     ///
     /// # Errors
-    /// [`Error::Residents`] without [residents](Self::with_residents); [`crate::Error::WrongDevice`]; what the
-    /// launches report.
+    /// [`Error::Residents`] without [residents](Self::with_residents); [`crate::Error::WrongDevice`]; what
+    /// the launches report.
     pub unsafe fn run_residents(
         &mut self,
         stream: &Stream,
