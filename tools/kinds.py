@@ -523,9 +523,9 @@ def diagnosed(wanted):
 
 
 def perplexity(records):
-    current, other = records
+    *current, other = records
     rows = []
-    summary = [(current, row) for row in current.data["summary"]["rows"]]
+    summary = [(record, row) for record in current for row in record.data["summary"]["rows"]]
     summary += [(other, row) for row in other.data["summary"]["rows"] if row["kv"] in ("int8", "certified:strict")]
     for record, row in sorted(summary, key=lambda each: each[1]["context"]):
         of = row["delta_interval"]
@@ -550,9 +550,8 @@ def perplexity_beside(records):
 
 
 def needles(records):
-    (record,) = records
     rows = []
-    for row in record.data["summary"]["rows"]:
+    for row in (row for record in records for row in record.data["summary"]["rows"]):
         of = row["delta_interval"]
         rows.append((str(row["context"]), f"`{scheme(row['kv'])}`", f"{row['hits']} of {row['trials']}",
                      "–" if row["kv"] == "dense" else f"{row['p']:.2f}",
@@ -670,6 +669,7 @@ TABLES = {
     "regime-projected-h100": projections,
     "model-llama-8b": model_ends,
     "model-smollm2": model,
+    "model-resident": model,
     "generate": generate,
     "llama-cpp": llama_cpp,
     "checks": checks,
@@ -679,4 +679,5 @@ TABLES = {
     "perplexity-gather": perplexity_beside,
     "needles-gather": needles,
     "needles-codes": needles,
+    "needles-certified": needles,
 }

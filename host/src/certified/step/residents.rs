@@ -50,9 +50,9 @@ impl<E: StepElement> StepPlan<E> {
     }
 
     /// A step over sequences whose originals are in slots besides where `cache` has them: keys and values,
-    /// [sequences, blocks, kv_heads, 16, head_dim], the first of those of `cache.near`, as `resident` says. It
-    /// has the bits of `dense` for sequences of up to [`resident_tokens`](Self::resident_tokens), counts as
-    /// no step of a carried list, and leaves that as it is.
+    /// [sequences, blocks, kv_heads, 16, head_dim], the first of those of `cache.near`, as `resident` says.
+    /// It has the bits of `dense` for sequences of up to [`resident_tokens`](Self::resident_tokens), counts
+    /// as no step of a carried list, and leaves that as it is.
     ///
     /// # Safety
     /// As [`run`](Self::run); lengths are at most `resident_tokens`.

@@ -128,7 +128,7 @@ pub fn measure(
         fill_seconds,
         report,
         bus_bytes: traffic.map(|traffic| traffic.read_bytes / (WARM + steps) as u64),
-        found: traffic.map(host::kv::Traffic::found_share),
+        found: traffic.filter(|used| used.found + used.read > 0).map(host::kv::Traffic::found_share),
     })
 }
 
