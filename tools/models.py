@@ -25,7 +25,7 @@ def model(records, ends=False):
                 continue
             found, bus = row.get("found"), row.get("bus_bytes")
             cells += [f"{row['median_us'] / 1000:.2f}", losing(row["times_dense"]), f"{row['fixed_us'] / 1000:.2f}",
-                      "–" if found is None or not bus else f"{found * 100:.0f} %",
+                      "–" if found is None else f"{found * 100:.0f} %",
                       "–" if bus is None else f"{bus / 2**20:.0f} MiB"]
         lines.append(cells)
     heads = [head for context in contexts

@@ -298,7 +298,7 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn step_bytes(&self) -> u64 {
-        if self.is_resident() {
+        if self.layers.first().is_some_and(|layer| layer.cache.is_resident()) {
             return self.host_bytes();
         }
         self.stored_bytes()
@@ -422,14 +422,14 @@ unsafe impl KvCache for CertifiedCache {
 
     fn begin(&mut self, stream: &Stream, chunk: Chunk) -> Result<()> {
         self.sequences.room(chunk)?;
+        self.prompts.ready(&self.sequences, chunk)?;
+        if chunk != Chunk::Step && !self.sequences.simd && self.staged.is_none() {
+            self.staged = Some(self.sequences.pool()?);
+        }
         if self.held().longest_after(chunk) > self.plan.resident_tokens() as usize {
             for layer in &mut self.layers {
                 layer.cache.end_residence(stream)?;
             }
-        }
-        self.prompts.ready(&self.sequences, chunk)?;
-        if chunk != Chunk::Step && !self.sequences.simd && self.staged.is_none() {
-            self.staged = Some(self.sequences.pool()?);
         }
         self.sequences.begin(chunk);
         Ok(())

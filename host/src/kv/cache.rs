@@ -141,9 +141,10 @@ impl<'a> New<'a> {
 /// in the same cache can get other bits.
 ///
 /// # Graphs
-/// The launches of a step can be captured once and replayed: `begin` and `commit` are the host's
-/// affair and happen around each replay, `append` and `attend` put nothing but launches into the stream, and
-/// where the token goes they find in the device's memory.
+/// The launches of a step can be captured once and replayed: `begin` and `commit` are the host's affair and
+/// happen around each replay, `append` and `attend` put nothing but launches into the stream, and where the
+/// token goes they find in the device's memory. A graph is of the [regime](KvCache::regime) in which it was
+/// captured, and is not to be replayed where the next step is of another one.
 ///
 /// # Safety
 /// The memory that appending and `attend` of a step name in a capture stays where it is as long as the
@@ -251,7 +252,7 @@ pub unsafe trait KvCache: Send {
 
     /// Makes ready for a chunk that follows what is committed. A chunk that was begun, and of which nothing
     /// was appended, is forgotten. For a step nothing happens on the device, but that memory which prompts
-    /// alone need may be given back, which waits for it.
+    /// alone need may be given back, or the [regime](Self::regime) changes, which waits for it.
     ///
     /// # Errors
     /// [`Error::Full`](super::Error::Full), [`Error::NoSequence`](super::Error::NoSequence), before anything

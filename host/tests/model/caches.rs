@@ -275,6 +275,13 @@ fn a_cache_is_dense_until_it_has_more_than_is_kept() {
         assert_eq!(step.0 == exact.0, i < 12, "step {i}");
         assert!(quantized.0 != exact.0 && !quantized.1, "step {i}");
     }
+    // A cache that is full and resident reads originals in a step.
+    let mut full = CertifiedCache::with_settings(&device, geometry, 32, kept).expect("a cache");
+    runner.read(&text[..32], &mut full).expect("read");
+    assert_eq!(
+        (full.step_bytes(), full.host_bytes()),
+        (32 * geometry.token_bytes(), 32 * geometry.token_bytes())
+    );
     // A prompt that is too long at once.
     let mut long = open_with(kept);
     runner.read(&text[..39], &mut long).expect("read");

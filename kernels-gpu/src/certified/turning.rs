@@ -205,7 +205,7 @@ pub fn turn_append<const D: u32, M: KeyMetadata>(
     fresh.store_vector::<u32>(start + inside, two);
     if let Some(slot) = shape.resident_slot(row, index, block) {
         let slot = if half == 0 { slot } else { scratch.key_slots + slot };
-        slots.store_vector::<u32>((slot * BLOCK_TOKENS * D) as usize + inside, two);
+        slots.store_vector::<u32>(slot as usize * (BLOCK_TOKENS * D) as usize + inside, two);
     }
     if block == 0 && t == 0 {
         lengths.store(row as usize, position + 1);

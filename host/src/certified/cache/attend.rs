@@ -15,11 +15,11 @@ impl<E: CacheElement> TieredCache<E> {
     /// It allocates nothing, waits for nothing, and can be captured, together with appends. What it reads
     /// from host memory comes into the scratch on the way; the bits of output and certificates are the same
     /// whatever is there, and whether the kernels or, on the CPU, [`cpu::Step`](super::super::cpu::Step)
-    /// computes them.
+    /// computes them; but of [resident](Self::begin_residence) sequences, which the CPU's path has none of,
+    /// they are exact.
     ///
     /// # Errors
-    /// [`CacheError::Plan`], [`CacheError::Layout`], [`CacheError::Length`], [`CacheError::Residence`], and
-    /// nothing is launched;
+    /// [`CacheError::Plan`], [`CacheError::Layout`], [`CacheError::Length`], and nothing is launched;
     /// [`crate::Error::WrongDevice`]; what the launches report.
     pub fn attend(
         &mut self,
@@ -230,7 +230,7 @@ impl<E: CacheElement> TieredCache<E> {
         Ok(())
     }
 
-    fn same<const N: usize>(&self, extents: [(&'static str, u32, u32); N]) -> Result<()> {
+    pub(super) fn same<const N: usize>(&self, extents: [(&'static str, u32, u32); N]) -> Result<()> {
         match extents.into_iter().find(|(_, plan, cache)| plan != cache) {
             Some((what, plan, cache)) => Err(CacheError::Plan { what, plan, cache }.into()),
             None => Ok(()),

@@ -99,7 +99,7 @@ pub enum CacheError {
          and make the cache with slots for a block of each sequence and KV head at least"
     )]
     Residence {
-        /// Tokens of the longest sequence; of a step those that its plan is for.
+        /// Tokens of the longest sequence.
         tokens: u32,
         /// What the slots hold of each.
         most: u32,

@@ -28,6 +28,10 @@ impl<E: CacheElement> TieredCache<E> {
     /// [`resident_tokens`](Self::resident_tokens), and with a fork. A captured append cannot end it: a
     /// sequence that a replay would make longer stops, as one without room.
     ///
+    /// **Graphs** are of what the cache was when they were captured: one with an append or a step is not to
+    /// be replayed once sequences have become resident, or are so no more. The appends would miss the slots,
+    /// or the steps read what is not there.
+    ///
     /// Nothing happens on the CPU's own path, which has no use for it. Waits for the stream.
     ///
     /// # Errors
@@ -59,7 +63,7 @@ impl<E: CacheElement> TieredCache<E> {
     }
 
     /// From now on the slots are for what steps use. What they have stays there where it is at its place.
-    /// Waits for the stream.
+    /// Graphs that were captured are of no use any more ([why](Self::begin_residence)). Waits for the stream.
     ///
     /// # Errors
     /// [`crate::Error::Capturing`].
@@ -107,7 +111,7 @@ impl<E: CacheElement> TieredCache<E> {
     /// As [`attend_on`](Self::attend_on).
     ///
     /// # Errors
-    /// [`CacheError::Residence`] for a plan without residents; what the launches report.
+    /// [`CacheError::Plan`] for a plan without residents, or for others; what the launches report.
     pub(super) unsafe fn attend_residents(
         &mut self,
         stream: &Stream,
@@ -115,11 +119,11 @@ impl<E: CacheElement> TieredCache<E> {
         queries: Global<E>,
         out: AttendedHandles,
     ) -> Result<()> {
-        let (tokens, most) = (plan.resident_tokens(), self.resident_tokens());
         let sequences = plan.problem().sequences;
-        if tokens != most || sequences != self.extents.sequences {
-            return Err(CacheError::Residence { tokens, most }.into());
-        }
+        self.same([
+            ("number of resident tokens", plan.resident_tokens(), self.resident_tokens()),
+            ("number of sequences", sequences, self.extents.sequences),
+        ])?;
         let tile = self.geometry().layout().elements() as usize;
         let elements = (self.shape.resident * self.shape.kv_heads * sequences) as usize * tile;
         let values = self.scratch.key_slots as usize * tile;

@@ -239,8 +239,9 @@ impl Decoder<'_> {
         let Decoder { runner, cache, choice, tokens, numbers, graphs, .. } = self;
         match (&mut runner.engine, turn.and_then(|turn| graphs.get(turn))) {
             (Engine::Launches(launches), Some((graph, chosen))) => {
-                // SAFETY: the graph was captured with this cache and this engine, which are borrowed since; a
-                // cache keeps what it named, and the engine's buffers are replaced by longer chunks alone.
+                // SAFETY: the graph was captured with this cache and this engine, which are borrowed since,
+                // and in this regime, or it would have gone above; a cache keeps what it named, and the
+                // engine's buffers are replaced by longer chunks alone.
                 unsafe { launches.replay(graph, chosen, *cache) }
             }
             (Engine::Launches(launches), None) => {

@@ -143,7 +143,7 @@ impl Launches {
     ///
     /// # Safety
     /// The graph and `chosen` are those of [`capture`](Self::capture) with this cache, of which no buffer has
-    /// been replaced.
+    /// been replaced, in the regime that its next step is of.
     pub unsafe fn replay(
         &mut self,
         graph: &GraphExec,
