@@ -203,10 +203,19 @@ impl CertifiedCache {
         self.held().sequences.iter().flatten().map(|tokens| self.sequence_bytes(*tokens)).sum()
     }
 
-    /// Whether the next step is over a resident sequence.
+    /// Whether the sequence is resident.
     fn is_resident(&self) -> bool {
-        let resident = self.layers.first().is_some_and(|layer| layer.cache.is_resident());
-        resident && self.held().longest_after(Chunk::Step) <= self.plan.resident_tokens() as usize
+        self.layers.first().is_some_and(|layer| layer.cache.is_resident())
+    }
+
+    /// Whether it has no more tokens than fit when a chunk is in.
+    fn fits_after(&self, chunk: Chunk) -> bool {
+        self.held().longest_after(chunk) <= self.plan.resident_tokens() as usize
+    }
+
+    /// Whether the next step is over a resident sequence.
+    fn steps_resident(&self) -> bool {
+        self.is_resident() && self.fits_after(Chunk::Step)
     }
 
     /// Bytes that the device must hold for all that sequences may have, in the compact layout.
@@ -298,10 +307,7 @@ unsafe impl KvCache for CertifiedCache {
     }
 
     fn step_bytes(&self) -> u64 {
-        if self.layers.first().is_some_and(|layer| layer.cache.is_resident()) {
-            return self.host_bytes();
-        }
-        self.stored_bytes()
+        if self.is_resident() { self.host_bytes() } else { self.stored_bytes() }
     }
 
     /// The originals.
@@ -365,12 +371,12 @@ unsafe impl KvCache for CertifiedCache {
 
     /// Steps that renew the lists of some layers each, in turn; over a resident sequence all are alike.
     fn period(&self) -> usize {
-        if self.is_resident() { 1 } else { self.policy.every().max(1) as usize }
+        if self.steps_resident() { 1 } else { self.policy.every().max(1) as usize }
     }
 
     /// Over a resident sequence, or by tiles.
     fn regime(&self) -> u32 {
-        self.is_resident().into()
+        self.steps_resident().into()
     }
 
     fn join(&mut self, stream: &Stream) -> Result<usize> {
@@ -426,7 +432,7 @@ unsafe impl KvCache for CertifiedCache {
         if chunk != Chunk::Step && !self.sequences.simd && self.staged.is_none() {
             self.staged = Some(self.sequences.pool()?);
         }
-        if self.held().longest_after(chunk) > self.plan.resident_tokens() as usize {
+        if !self.fits_after(chunk) {
             for layer in &mut self.layers {
                 layer.cache.end_residence(stream)?;
             }

@@ -4,8 +4,8 @@
 //! query, and from what no norm of a key and none of a value is above.
 //!
 //! # Layout
-//! `keys` and `values` [sequences, resident blocks, kv_heads, 16, D]; `annotations` as in
-//! [`attend`](fn@super::attend).
+//! Slots of `near`, for keys and for values: [sequences, resident blocks, kv_heads, 16, D] at the beginning
+//! of each; `annotations` as in [`attend`](fn@super::attend).
 //!
 //! # Bytes
 //! 16 a full block and KV head; 64·D of the block that is not full.
@@ -15,7 +15,7 @@
 //! warp has the eight queries, and the block that is not full.
 
 use super::admit::Scratch;
-use super::carried::exact::certificate;
+use super::carried::exact::{certificate, of_warp};
 use super::layout::{Annotation, pair};
 use super::pass::StepShape;
 use super::policy::{Certificate, reason, rung};
@@ -25,7 +25,7 @@ use super::tokens::CacheShape;
 use crate::attention::{BLOCK_TOKENS, Chain, GridPlace, Half, KeyTile, ROWS, ValueTile};
 use half::{bf16, f16};
 use simt::math::max;
-use simt::warp::{self, FULL_MASK, warp_reduce_max_u32};
+use simt::warp::{self, FULL_MASK};
 use simt::{Global, GlobalMut, Shared, SharedPlan, async_copy, kernel, thread, unroll};
 
 /// Threads of a block.
@@ -124,10 +124,4 @@ pub fn vouch<E: Half, const D: usize>(
         let why = rung::DENSE | reason::RESIDENT << 16;
         certificate::<E, D>(&query, shape.softmax_scale, largest, &dense, why).store(certificates, row);
     }
-}
-
-/// The largest of a warp's numbers, none of which is negative: their bits have their order.
-#[simt::device]
-fn of_warp(x: f32) -> f32 {
-    f32::from_bits(warp_reduce_max_u32(FULL_MASK, x.to_bits()))
 }

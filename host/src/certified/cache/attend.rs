@@ -53,31 +53,6 @@ impl<E: CacheElement> TieredCache<E> {
         queries: Global<E>,
         out: AttendedHandles,
     ) -> Result<()> {
-        self.fits(stream, plan, queries, out)?;
-        if self.is_resident() {
-            // SAFETY: this function's contract.
-            return unsafe { self.attend_residents(stream, plan, queries, out) };
-        }
-        let handles = self.step_handles(plan.problem().sequences as usize, queries)?;
-        if self.on_slices(stream) {
-            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
-            // returns; the rest as below.
-            return unsafe { plan.run_on_slices(&handles, out) };
-        }
-        // SAFETY: everything is the cache's own and made for these extents; lengths stay below limits, whose
-        // blocks are in the table, and a block that is full was quantized in this stream. Dropping a buffer,
-        // or the cache, waits for the device.
-        unsafe { plan.run(stream, &handles, out) }
-    }
-
-    /// Whether a plan, queries and outputs are for this cache.
-    pub(super) fn fits(
-        &self,
-        stream: &Stream,
-        plan: &StepPlan<E>,
-        queries: Global<E>,
-        out: AttendedHandles,
-    ) -> Result<()> {
         stream.device().check_same(&self.device, "the cache")?;
         let problem = plan.problem();
         let blocks = problem.max_tokens.div_ceil(super::BLOCK_TOKENS);
@@ -104,7 +79,20 @@ impl<E: CacheElement> TieredCache<E> {
                 return Err(CacheError::Length { what, got, expected: expected.to_string() }.into());
             }
         }
-        Ok(())
+        if self.is_resident() {
+            // SAFETY: this function's contract.
+            return unsafe { self.attend_residents(stream, plan, queries, out) };
+        }
+        let handles = self.step_handles(problem.sequences as usize, queries)?;
+        if self.on_slices(stream) {
+            // SAFETY: memory of the CPU backend, whose streams have done what they were told when a call
+            // returns; the rest as below.
+            return unsafe { plan.run_on_slices(&handles, out) };
+        }
+        // SAFETY: everything is the cache's own and made for these extents; lengths stay below limits, whose
+        // blocks are in the table, and a block that is full was quantized in this stream. Dropping a buffer,
+        // or the cache, waits for the device.
+        unsafe { plan.run(stream, &handles, out) }
     }
 
     /// What a step over the first `rows` sequences reads.

@@ -205,13 +205,7 @@ fn steps<E: CacheElement + OutputElement>(
     let second = cache.start_sequence()?;
     cache.prefill(&stream, second, &input(15, 3)?, &input(15, 4)?)?;
     cache.fork(&stream, first)?;
-    let problem = StepProblem {
-        sequences: 4,
-        q_heads: group * geometry.kv_heads(),
-        kv_heads: geometry.kv_heads(),
-        head_dim: geometry.head_dim(),
-        max_tokens: extents.max_tokens,
-    };
+    let problem = problem(extents, group);
     let policy =
         Policy { coverage: 0.7, max_keys: 4, expanded_keys: 6, value_tolerance: 0.02, ..Policy::SOUND };
     let layout = geometry.layout().kind;
@@ -223,14 +217,7 @@ fn steps<E: CacheElement + OutputElement>(
         cache.append(&stream, &input(4, 10 + step)?, &input(4, 20 + step)?)?;
         let queries = Buffer::from_slice(device, &queries::<E>(problem, 30 + step / 2))?;
         cache.attend(&stream, &mut plan, &queries, &mut out)?;
-        let Attended { output, lse, certificates } = &out;
-        outputs.push(OutputBuffer::download("output", output)?);
-        outputs.push(OutputBuffer::download("lse", lse)?);
-        let certificates: Vec<Certificate> = certificates.to_vec()?;
-        outputs.push(OutputBuffer::new(
-            "certificates",
-            bytemuck::cast_slice::<Certificate, u32>(&certificates).to_vec(),
-        ));
+        outputs.extend(attended(&out)?);
     }
     cache.check(&stream)?;
     outputs.extend(contents(&cache, &stream)?);
@@ -256,13 +243,7 @@ fn residents<E: CacheElement + OutputElement>(
     };
     let mut cache = TieredCache::<E>::new(device, extents)?.with_kernels();
     cache.begin_residence(&stream)?;
-    let problem = StepProblem {
-        sequences: 2,
-        q_heads: group * geometry.kv_heads(),
-        kv_heads: geometry.kv_heads(),
-        head_dim: geometry.head_dim(),
-        max_tokens: extents.max_tokens,
-    };
+    let problem = problem(extents, group);
     let mut plan =
         StepPlan::<E>::new(device, problem, &Policy::SOUND)?.with_residents(cache.resident_tokens())?;
     let mut out = plan.allocate()?;
@@ -276,17 +257,30 @@ fn residents<E: CacheElement + OutputElement>(
         cache.append(&stream, &input(2, 30 + step)?, &input(2, 40 + step)?)?;
         let queries = Buffer::from_slice(device, &queries::<E>(problem, 50 + step))?;
         cache.attend(&stream, &mut plan, &queries, &mut out)?;
-        outputs.push(OutputBuffer::download("output", &out.output)?);
-        outputs.push(OutputBuffer::download("lse", &out.lse)?);
-        let certificates = out.certificates.to_vec()?;
-        outputs.push(OutputBuffer::new(
-            "certificates",
-            bytemuck::cast_slice::<Certificate, u32>(&certificates).to_vec(),
-        ));
+        outputs.extend(attended(&out)?);
         outputs.push(OutputBuffer::new("resident", vec![u32::from(cache.is_resident())]));
     }
     outputs.extend(contents(&cache, &stream)?);
     Ok(outputs)
+}
+
+/// Steps of all sequences, of so many query heads a KV head.
+fn problem(extents: Extents, group: u32) -> StepProblem {
+    let Extents { geometry, sequences, max_tokens, .. } = extents;
+    let (kv_heads, head_dim) = (geometry.kv_heads(), geometry.head_dim());
+    StepProblem { sequences, q_heads: group * kv_heads, kv_heads, head_dim, max_tokens }
+}
+
+/// What a step has written.
+fn attended(out: &Attended) -> Result<[OutputBuffer; 3]> {
+    let Attended { output, lse, certificates } = out;
+    let certificates: Vec<Certificate> = certificates.to_vec()?;
+    let words = bytemuck::cast_slice::<Certificate, u32>(&certificates).to_vec();
+    Ok([
+        OutputBuffer::download("output", output)?,
+        OutputBuffer::download("lse", lse)?,
+        OutputBuffer::new("certificates", words),
+    ])
 }
 
 /// Everything that the device has of a cache and is defined: of the pools the full blocks of live sequences,

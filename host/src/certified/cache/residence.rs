@@ -127,9 +127,7 @@ impl<E: CacheElement> TieredCache<E> {
         let tile = self.geometry().layout().elements() as usize;
         let elements = (self.shape.resident * self.shape.kv_heads * sequences) as usize * tile;
         let values = self.scratch.key_slots as usize * tile;
-        let slots = [0, values].map(|first| self.near.global_range(first..first + elements));
-        let [keys, values] = slots;
-        let slots = [keys?, values?];
+        let slots = [self.near.global_range(..elements)?, self.near.global_range(values..values + elements)?];
         let handles = self.step_handles(sequences as usize, queries)?;
         // SAFETY: as in `attend_on`; every token of a resident sequence went to its slots, and its limit is
         // what these hold.

@@ -13,8 +13,6 @@ pub(super) struct Residents<E: StepElement> {
     dense: dense::Plan<E>,
     /// Block i of sequence s is block `s · blocks + i` of the slots.
     table: Buffer<u32>,
-    /// Of each sequence.
-    blocks: u32,
 }
 
 impl<E: StepElement> StepPlan<E> {
@@ -39,14 +37,13 @@ impl<E: StepElement> StepPlan<E> {
         self.residents = Some(Residents {
             dense: dense::Plan::new(&self.device, problem)?,
             table: Buffer::from_slice(&self.device, &table)?,
-            blocks,
         });
         Ok(self)
     }
 
     /// Tokens that a sequence may have in [`run_residents`](Self::run_residents); 0 without.
     pub fn resident_tokens(&self) -> u32 {
-        self.residents.as_ref().map_or(0, |residents| residents.blocks * BLOCK_TOKENS)
+        self.residents.as_ref().map_or(0, |residents| residents.dense.problem().max_tokens)
     }
 
     /// A step over sequences whose originals are in slots besides where `cache` has them: keys and values,
@@ -69,11 +66,11 @@ impl<E: StepElement> StepPlan<E> {
         out: AttendedHandles,
     ) -> Result<()> {
         stream.device().check_same(&self.device, "the plan")?;
-        let Some(residents) = self.residents.take() else {
+        let Some(Residents { dense, table }) = &mut self.residents else {
             return Err(Error::Residents { renew: self.policy.renew });
         };
-        let Residents { mut dense, table, blocks } = residents;
         self.on_slices = None;
+        self.resident = true;
         self.mode = 0;
         let arguments = vouch::Args {
             queries: cache.queries,
@@ -90,7 +87,7 @@ impl<E: StepElement> StepPlan<E> {
         let grid = LaunchShape::new((1, kv_heads * self.shape.row_groups(), sequences), THREADS)
             .shared(vouch_layout(head_dim).bytes);
         // SAFETY: this function's contract.
-        let certified = unsafe { stream.launch(&self.kernels.vouch, grid, arguments) };
+        unsafe { stream.launch(&self.kernels.vouch, grid, arguments) }?;
         let handles = dense::Handles {
             queries: cache.queries,
             keys,
@@ -103,10 +100,7 @@ impl<E: StepElement> StepPlan<E> {
             lse: out.lse,
         };
         // SAFETY: this function's contract; the table names the blocks of the slots.
-        let attended =
-            certified.map_err(Error::from).and_then(|()| Ok(unsafe { dense.run_on(stream, handles) }?));
-        self.residents = Some(Residents { dense, table, blocks });
-        self.resident = true;
-        attended
+        unsafe { dense.run_on(stream, handles) }?;
+        Ok(())
     }
 }

@@ -54,7 +54,7 @@ impl Runner {
         choice.shape(self.vocab)?;
         self.check(&[token])?;
         self.fits(cache, Chunk::Step)?;
-        let sequences = cache.held().sequences.len();
+        let (sequences, regime) = (cache.held().sequences.len(), cache.regime());
         let mut decoder = Decoder {
             runner: self,
             cache,
@@ -64,11 +64,10 @@ impl Runner {
             stale: true,
             graphs: Vec::new(),
             graph_len: None,
-            regime: 0,
+            regime,
             steps: 0,
             failed: false,
         };
-        decoder.regime = decoder.cache.regime();
         if !decoder.first_by_hand() {
             decoder.capture()?;
         }

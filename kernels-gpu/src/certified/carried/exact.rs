@@ -171,7 +171,7 @@ impl<E: Half> ExactRow<E> {
 
 /// The largest of a warp's numbers, none of which is negative: their bits have their order.
 #[simt::device]
-fn of_warp(x: f32) -> f32 {
+pub(in super::super) fn of_warp(x: f32) -> f32 {
     f32::from_bits(warp_reduce_max_u32(FULL_MASK, x.to_bits()))
 }
 
