@@ -36,6 +36,18 @@ const fn renewed(policy: Policy, renew: u32) -> Policy {
     Policy { renew, ..policy }
 }
 
+/// A list has little, and what weighs is promoted on sight.
+const SIGHTED: Policy = Policy {
+    min_keys: 1,
+    max_keys: 1,
+    max_values: 1,
+    error_budget: f32::INFINITY,
+    sight: 1.0 / 64.0,
+    ..Policy::UNWATCHED
+};
+/// Everything is, as far as warps have room, and heads are over budget all the same.
+const SIGHTED_ALL: Policy = Policy { sight: 1e-9, error_budget: 1e-4, ..SIGHTED };
+
 /// All are, and what is over budget is left to the dense rung from the second step on.
 const LEFT: Policy = Policy { error_budget: 0.0, ..Policy::SOUND };
 
@@ -44,7 +56,9 @@ const WATCHED: Policy = Policy { canary: 1e-6, exploration: 0.2, ..renewed(FEW, 
 /// Nothing is promoted, and all of it compared.
 const EXPLORED: Policy = Policy { canary: 0.0, exploration: 1.0, max_keys: 1, ..renewed(Policy::CODES, 1) };
 
-const POLICIES: [Policy; 16] = [
+const POLICIES: [Policy; 18] = [
+    renewed(SIGHTED, 4),
+    renewed(SIGHTED_ALL, 2),
     Policy { canary: 1e-6, exploration: 0.01, ..renewed(Policy::SOUND, 3) },
     WATCHED,
     EXPLORED,
@@ -331,6 +345,50 @@ fn what_is_at_hand_is_compared_alike() {
     }
 }
 
+/// A query leaps, and what no list has is promoted: the bound is smaller, and a warp brings eight blocks at
+/// the most. The step before says how much weighs, so the first one promotes nothing so.
+#[test]
+fn what_weighs_is_promoted_though_no_list_has_it() {
+    let mut steps = Steps::<f16>::new(PROBLEM, &[Input::Sharp], growing(&[320], 0, 4), 23);
+    let mut run = |sight: f32| {
+        let policy = Policy { sight, ..renewed(SIGHTED, 4) };
+        let mut own = Step::new(PROBLEM, &policy).unwrap();
+        [0, 1, 2, 3].map(|step| {
+            steps.to(step);
+            let mut results = Results::new(PROBLEM);
+            own.run(steps.case.slices(), results.out()).unwrap();
+            let bounds: f32 = results.certificates.iter().map(|certificate| certificate.bound()).sum();
+            let keys: u32 = results.certificates.iter().map(|certificate| certificate.promoted_keys).sum();
+            // Rows of a KV head share what is promoted.
+            assert_eq!(u64::from(keys), own.originals_read().key_tiles * 3, "{sight} {step}");
+            (bounds, keys)
+        })
+    };
+    let (none, some, all) = (run(0.0), run(1.0 / 64.0), run(1e-9));
+    assert_eq!((none[0], none[0]), (some[0], all[0]));
+    // 20 blocks, of which the last two of step 0 are newer than any list: one warp has two of the others.
+    for (step, blocks) in [(1, 20), (2, 20), (3, 20)] {
+        assert!(none[step].1 <= some[step].1 && some[step].1 <= all[step].1, "{none:?} {some:?} {all:?}");
+        assert_eq!(all[step].1, 9 * blocks, "{all:?}");
+        assert!(all[step].0 < none[step].0, "{none:?} {all:?}");
+    }
+    // The third step's query is another one than the list's.
+    assert!(some[2].1 > none[2].1 && some[2].0 < none[2].0, "{none:?} {some:?}");
+
+    // One split of 131 blocks for twelve warps, each of which takes eight at the most.
+    let problem = StepProblem { sequences: 18, q_heads: 9, kv_heads: 9, head_dim: 64, max_tokens: 8192 };
+    let lengths: Vec<u32> = (0..18).map(|sequence| if sequence == 0 { 2100 } else { 0 }).collect();
+    let mut steps = Steps::<f16>::new(problem, &[Input::Normal; 18], vec![lengths; 2], 24);
+    let mut own = Step::new(problem, &Policy { sight: 1e-9, ..renewed(SIGHTED, 4) }).unwrap();
+    let listed = [0, 1].map(|step| {
+        steps.to(step);
+        let mut results = Results::new(problem);
+        own.run(steps.case.slices(), results.out()).unwrap();
+        results.certificates[0].promoted_keys
+    });
+    assert!((90..=1 + 96).contains(&listed[1]), "{listed:?}");
+}
+
 /// Sequences change places between steps: claims that were made for one block are another's.
 #[test]
 fn claims_of_blocks_that_moved() {
@@ -402,9 +460,11 @@ fn lists_of_other_extents_are_refused() {
     let mut step = Step::new(case.batch.problem, &Policy::SOUND).unwrap();
     let (mut lists, mut entries) = (vec![ListHead::zeroed(); 3], vec![Entry::zeroed(); 72]);
     let mut promoted = vec![Promoted::zeroed(); 3];
+    let mut log_sums = vec![0.0; (case.batch.problem.sequences * case.batch.problem.q_heads) as usize];
     let mut run = |lists: &mut [ListHead], entries: &mut [Entry], promoted: &mut [Promoted]| {
         let mut results = Results::new(case.batch.problem);
-        let lists = Lists { lists, entries, promoted, mode: mode::LISTED, directory: None };
+        let log_sums = &mut log_sums[..];
+        let lists = Lists { lists, entries, promoted, log_sums, mode: mode::LISTED, directory: None };
         let done = step.run_carried(case.slices(), lists, results.out()).map_err(|error| error.to_string());
         assert_eq!(done.is_err(), results.output.iter().all(|x| x.to_bits() == u32::MAX));
         done

@@ -110,13 +110,13 @@ pub enum Error {
     },
     /// A list of another plan.
     #[error(
-        "the carried list has {got:?} lists, entries and rows, expected {expected:?}; take one that this plan made"
+        "the carried list has {got:?} lists, entries, rows and heads, expected {expected:?}; take one that this plan made"
     )]
     Carried {
         /// Its extents.
-        got: [usize; 3],
+        got: [usize; 4],
         /// The plan's.
-        expected: [usize; 3],
+        expected: [usize; 4],
     },
     /// Thresholds that make no sense.
     #[error("the policy's {what}")]

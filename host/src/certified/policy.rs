@@ -45,6 +45,11 @@ pub struct Policy {
     /// queries and lists that do not depend on them (docs/certificate.md, "A bound that may fail"). Codes are
     /// rounded by chance then. 0: codes are the nearest ones, and the bound is the worst case.
     pub risk: f32,
+    /// The share of a head's mass, as the step before had it, from which on a token brings its block from the
+    /// originals, keys and values, though no list has it: a query may leap to where none has looked. A warp
+    /// brings eight blocks at the most. With `renew` 0 every list is the step's own, and nothing is missed.
+    /// 0: none does.
+    pub sight: f32,
     /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes. With
     /// `renew` they always do.
     pub per_group: bool,
@@ -129,6 +134,7 @@ impl Policy {
         max_values: 96,
         error_budget: 0.05,
         risk: 1e-9,
+        sight: 1.0 / 256.0,
         per_group: true,
         renew: 16,
         retry: 8,
@@ -146,7 +152,7 @@ impl Policy {
     /// The default's thresholds in steps that choose for themselves, whose bound is the worst case: that
     /// gates nothing, for it is often larger than the output.
     pub const CHOOSING: Policy =
-        Policy { renew: 0, error_budget: f32::INFINITY, risk: 0.0, ..Policy::UNWATCHED };
+        Policy { renew: 0, error_budget: f32::INFINITY, risk: 0.0, sight: 0.0, ..Policy::UNWATCHED };
 
     /// The thresholds of the paper's runs (its v_tol is a share too: its η is relative), its bound and its
     /// ranking check; the canary was off there. No rung looks at E_key.
@@ -162,6 +168,7 @@ impl Policy {
         max_values: u32::MAX,
         error_budget: f32::INFINITY,
         risk: 0.0,
+        sight: 0.0,
         per_group: false,
         renew: 0,
         bound: Bound::Paper,
@@ -181,6 +188,7 @@ impl Policy {
         max_values: 512,
         renew: 0,
         risk: 0.0,
+        sight: 0.0,
         ranking: 1,
         canary: 1e-6,
         exploration: 1.0 / 256.0,
@@ -195,6 +203,7 @@ impl Policy {
         value_tolerance: 0.5,
         max_values: 8,
         error_budget: 0.5,
+        sight: 0.0,
         ..Policy::UNWATCHED
     };
 
@@ -211,6 +220,7 @@ impl Policy {
         max_values: 0,
         error_budget: f32::INFINITY,
         risk: 0.0,
+        sight: 0.0,
         per_group: false,
         ..Policy::UNWATCHED
     };
@@ -236,6 +246,7 @@ impl Policy {
             ("key_floor", self.key_floor),
             ("exploration", self.exploration),
             ("risk", self.risk),
+            ("sight", self.sight),
         ];
         for (name, value) in shares {
             if !(0.0..=1.0).contains(&value) {
@@ -359,6 +370,7 @@ impl Policy {
             retry: self.retry,
             log_odds: self.log_odds(),
             deviations: self.deviations(),
+            sight: if self.sight > 0.0 { f64::from(self.sight).log2() as f32 } else { f32::INFINITY },
             per_group: self.per_group as u32,
             certify: self.certify as u32,
             paper_bound: (self.bound == Bound::Paper) as u32,
@@ -391,7 +403,7 @@ pub enum Rung {
     Promoted,
     /// The same after K_max was raised.
     Expanded,
-    /// Computed from the originals: the bits of `dense`.
+    /// Computed from the originals, as `dense` does it.
     Dense,
     /// The same, with all heads of the sequence: stored data have changed.
     Layer,

@@ -41,6 +41,19 @@ const RANKED: Policy = Policy { min_keys: 1, max_keys: 1, ranking: 1, renew: 0, 
 const VALUES_CARRIED: Policy =
     Policy { value_tolerance: 0.0, max_values: u32::MAX, renew: 2, ..Policy::CODES };
 
+/// A list has little, and what weighs is promoted on sight.
+const SIGHTED: Policy = Policy {
+    min_keys: 1,
+    max_keys: 1,
+    max_values: 1,
+    error_budget: f32::INFINITY,
+    renew: 2,
+    sight: 1.0 / 64.0,
+    ..Policy::UNWATCHED
+};
+/// Everything is, as far as warps have room, and heads are over budget all the same.
+const SIGHTED_ALL: Policy = Policy { sight: 1e-9, error_budget: 1e-4, ..SIGHTED };
+
 /// What a case is about.
 #[derive(Clone, Copy)]
 struct Step {
@@ -169,6 +182,10 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("left, renewed", LEFT_RENEWED), slots: Some((40, 7)), ..PLAIN },
         Step { policy: ("values, carried", VALUES_CARRIED), slots: Some((2, 3)), ..small },
         Step { policy: ("sound", Policy::SOUND), slots: Some((40, 7)), ..PLAIN },
+        Step { policy: ("sighted", SIGHTED), slots: Some((2, 3)), ..small },
+        Step { policy: ("sighted", SIGHTED), slots: Some((40, 7)), group: 9, ..PLAIN },
+        Step { policy: ("all sighted", SIGHTED_ALL), slots: Some((40, 7)), ..PLAIN },
+        Step { policy: ("all sighted", SIGHTED_ALL), slots: Some((400, 0)), ..PACED },
         Step { group: 9, policy: ("sound", Policy::SOUND), slots: Some((0, 0)), ..PLAIN },
         Step { group: 3, policy: ("all, carried", ALL_CARRIED), slots: Some((2, 3)), ..PLAIN },
         Step {
@@ -177,6 +194,15 @@ fn steps(coverage: Coverage) -> Vec<Step> {
             kv_heads: 1,
             max_tokens: 320,
             policy: ("sound", Policy::SOUND),
+            slots: Some((5, 40)),
+            ..PLAIN
+        },
+        Step {
+            sequences: HOSTILE,
+            group: 8,
+            kv_heads: 1,
+            max_tokens: 320,
+            policy: ("sighted", SIGHTED),
             slots: Some((5, 40)),
             ..PLAIN
         },
@@ -215,7 +241,16 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         Step { policy: ("strict", Policy::STRICT), slots: Some((40, 7)), ..long },
     ];
     // Lists, and passes without them, by the kernels that take less: all of their code.
-    let listed = ["all, carried", "values, carried", "sound", "left, renewed", "fast", "bare"];
+    let listed = [
+        "all, carried",
+        "values, carried",
+        "sound",
+        "sighted",
+        "all sighted",
+        "left, renewed",
+        "fast",
+        "bare",
+    ];
     let again = |step: &&Step| listed.contains(&step.policy.0) && step.kv_heads < PACED_IN_TWO.kv_heads;
     let lean: Vec<Step> =
         steps.iter().filter(again).map(|step| Step { shared_bytes: LEAN, ..*step }).collect();
@@ -457,7 +492,7 @@ mod tests {
                 trial.step_poisoned(&mut plan, &mut out).unwrap();
                 let between = plan.between().unwrap();
                 let (_, counters) = between.iter().find(|(name, _)| *name == "counters").unwrap();
-                assert_eq!(counters, &vec![0; step.sequences.len() * step.kv_heads as usize + 1]);
+                assert_eq!(counters, &vec![0; 2 * step.sequences.len() * step.kv_heads as usize + 1]);
             }
         }
     }

@@ -36,6 +36,7 @@ fn shape(max_blocks: u32, pool_blocks: u32) -> StepShape {
         pool_blocks,
         paced: 0,
         dense_splits: 1,
+        rung_splits: 1,
     }
 }
 

@@ -81,6 +81,13 @@ impl Scratch {
         self.key_slots + self.value_slots + kind * self.fresh + pair
     }
 
+    /// The slot that a pair's keys (`kind` 0) or values (1) may have, or [`EMPTY`](Self::EMPTY).
+    #[inline(always)]
+    pub fn slot_of(self, kind: u32, pair: u32) -> u32 {
+        let (first, slots) = if kind == 0 { (0, self.key_slots) } else { (self.key_slots, self.value_slots) };
+        if slots != 0 { first + bits::rem_u32(pair, slots) } else { Scratch::EMPTY }
+    }
+
     /// Words of the directory.
     pub const fn words(self) -> u64 {
         HEADER as u64 + 2 * (self.key_slots as u64 + self.value_slots as u64)
@@ -99,7 +106,7 @@ pub const HEADER: u32 = 16;
 pub const STEP: usize = 0;
 /// Blocks of `mark` that are done; 0 between launches.
 const ARRIVED: usize = 1;
-/// [`Traffic`] of the launch so far; 0 between launches.
+/// [`Traffic`] of the step so far; 0 between steps.
 const RUNNING: usize = 2;
 /// [`Traffic`] of the last step.
 pub const LAST: usize = 6;
@@ -210,6 +217,33 @@ pub fn find(directory: GlobalMut<u64>, scratch: Scratch, pair: u32, entry: u32, 
         }
     });
     found
+}
+
+/// Whether the slots of a pair that the step has not listed hold its keys and its values, and nothing comes
+/// into them in this step: then they may be read there. A thread's work.
+#[simt::device]
+pub fn holds_unlisted(directory: GlobalMut<u64>, scratch: Scratch, pair: u32) -> [bool; 2] {
+    let mut holds = [false; 2];
+    unroll!(for kind in 0..2 {
+        let slot = scratch.slot_of(kind as u32, pair);
+        if slot != Scratch::EMPTY {
+            // Atomics, for another warp may be writing the tag (which then does not matter).
+            let [claim, tag] = [0, 1].map(|i| directory.atomic_or(Scratch::word(slot) + i, 0));
+            let now = stamp(directory.load(STEP).wrapping_sub(1));
+            let stays = scratch.admits == 0 || claim == now || (claim ^ now) >> 32 != 0;
+            holds[kind] = stays && tag == pair as u64;
+        }
+    });
+    holds
+}
+
+/// Counts a block that was promoted on sight, whose keys and values are `near` or not: a thread's work, ahead
+/// of the launch that closes the step.
+#[simt::device]
+pub fn count_sighted(directory: GlobalMut<u64>, near: [bool; 2]) {
+    unroll!(for kind in 0..2 {
+        directory.atomic_add(RUNNING + 2 * kind + !near[kind] as usize, 1);
+    });
 }
 
 /// The tiles of the near pool that hold a pair's keys and values, between the launches that bring them there.

@@ -152,7 +152,7 @@ pub fn audit<E: Half, const D: usize, M: KeyMetadata>(
             let trailing = !length.is_multiple_of(BLOCK_TOKENS);
             let norm = |kind: usize| if trailing { norms.load(2 * launch_row as usize + kind) } else { 0.0 };
             let (kappa, nu) = (max(of_row.sums.kappa, norm(0)), max(of_row.sums.nu, norm(1)));
-            let dense = Chain::of_dense::<D>(length, shape.dense_splits);
+            let dense = Chain::of_dense::<D>(length, shape.rung_splits);
             let exact = Exact::new::<E, D>(&query, shape.softmax_scale, nu, kappa, &dense);
             let words: UVec4 = bytemuck::cast(exact);
             exacts.cast::<UVec4>().store(query_row as usize, words);

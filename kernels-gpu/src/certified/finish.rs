@@ -72,9 +72,16 @@ pub(super) fn store_lse(lse: GlobalMut<f32>, at: usize, row: PartialRow) {
     lse.store(at, canonical_nan(log));
 }
 
-/// Writes which rows want the dense rung, from what their four lanes each say: a warp's work.
+/// Writes which rows want the dense rung, from what their four lanes each say, and `flags` with them: a
+/// warp's work.
 #[simt::device]
-pub(super) fn store_dense_rows(dense_rows: GlobalMut<u32>, launch_row: u32, wants_dense: bool, lane: u32) {
+pub(super) fn store_dense_rows(
+    dense_rows: GlobalMut<u32>,
+    launch_row: u32,
+    wants_dense: bool,
+    flags: u32,
+    lane: u32,
+) {
     let ballot = warp::warp_vote_ballot(FULL_MASK, wants_dense);
     if lane == 0 {
         // Every fourth bit.
@@ -82,7 +89,7 @@ pub(super) fn store_dense_rows(dense_rows: GlobalMut<u32>, launch_row: u32, want
         unroll!(for r in 0..8 {
             mask |= (ballot >> (4 * r) & 1) << r;
         });
-        dense_rows.store(launch_row as usize, mask);
+        dense_rows.store(launch_row as usize, mask | flags);
     }
 }
 
@@ -168,7 +175,7 @@ impl Finish {
                 squares,
                 norms,
                 chain: Chain::of_step::<D>(self.length, shape.splits, self.used, [self.listed, rounds]),
-                dense: Chain::of_dense::<D>(self.length, shape.dense_splits),
+                dense: Chain::of_dense::<D>(self.length, shape.rung_splits),
                 softmax_scale: shape.softmax_scale,
             };
             let judged = judge.certificate::<E, D>(query, thresholds);
@@ -180,6 +187,6 @@ impl Finish {
         } else {
             false
         };
-        store_dense_rows(dense_rows, self.launch_row, wants_dense, lane);
+        store_dense_rows(dense_rows, self.launch_row, wants_dense, 0, lane);
     }
 }

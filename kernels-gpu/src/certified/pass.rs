@@ -67,8 +67,10 @@ pub struct StepShape {
     pub pool_blocks: u32,
     /// 1: warps of `carry` keep together, as all its blocks run at once: [`Pace`](crate::attention::Pace).
     pub paced: u32,
-    /// Parts that the dense rung cuts a sequence into.
+    /// Parts that the dense rung cuts a sequence into for rows of blocks that are left to it.
     pub dense_splits: u32,
+    /// For rows that have turned out to be over budget: few of them, hence more parts.
+    pub rung_splits: u32,
 }
 
 impl StepShape {

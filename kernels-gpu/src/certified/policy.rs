@@ -38,6 +38,9 @@ pub struct Thresholds {
     /// √(2 (`log_odds` + ln 2N)), N the most tokens that a sequence may have: but for a quarter of δ no
     /// logit is off by more standard deviations.
     pub deviations: f32,
+    /// log2 of the share of a head's mass, as the step before had it, from which on a token brings its block
+    /// from the originals though no list has it. Infinite: none does.
+    pub sight: f32,
     /// 1: a KV head's query heads use the promoted blocks of all of them.
     pub per_group: u32,
     /// 1: outputs come with a certificate, and what is over budget is computed exactly. 0: nothing is

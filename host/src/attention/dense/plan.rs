@@ -96,7 +96,8 @@ pub struct Handles<E> {
     pub table: Global<u32>,
     /// \[sequences\].
     pub lengths: Global<u32>,
-    /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and a block
+    /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and bit 8 says
+    /// that it is one of many ([`DenseShape::MANY`], of which only a plan that is a rung knows); a block
     /// whose words are 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query head
     /// h. `None` asks for all.
     pub wanted: Option<Global<u32>>,
@@ -149,31 +150,46 @@ impl<E: DenseElement> Plan<E> {
         Self::with_pairs_from(device, problem, PAIRS_FROM)
     }
 
+    /// A plan for rows that are wanted because something cheaper could not compute them, most of the time
+    /// none: those that are not of [`MANY`](DenseShape::MANY) are cut into `few_splits` parts.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn rung(device: &Device, problem: Problem, few_splits: u32) -> Result<Self> {
+        Self::with(device, problem, u32::MAX, Some(few_splits))
+    }
+
     /// [`new`](Self::new) with pairs of groups of rows from so many thread blocks on: for tests and `check`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     #[doc(hidden)]
     pub fn with_pairs_from(device: &Device, problem: Problem, pairs_from: u32) -> Result<Self> {
+        Self::with(device, problem, pairs_from, None)
+    }
+
+    fn with(device: &Device, problem: Problem, pairs_from: u32, few_splits: Option<u32>) -> Result<Self> {
         let problem = problem.checked()?;
         let head_dim = problem.head_dim;
-        let most = device.info().max_shared_bytes;
-        let alone = E::kernel(head_dim, most).ok_or(Error::HeadDim { head_dim })?;
+        let most_bytes = device.info().max_shared_bytes;
+        let alone = E::kernel(head_dim, most_bytes).ok_or(Error::HeadDim { head_dim })?;
         let shape = problem.shape();
+        let shape = DenseShape { few_splits: few_splits.unwrap_or(shape.splits), ..shape };
         let launches = problem.sequences * problem.kv_heads * shape.row_groups();
         let pairs = problem.kv_heads * shape.row_groups().div_ceil(2);
         let in_pairs = E::pair_kernel(head_dim).filter(|(_, bytes)| {
             shape.splits == 1
                 && shape.row_groups() > 1
-                && *bytes <= most
+                && *bytes <= most_bytes
                 && problem.sequences.saturating_mul(pairs) >= pairs_from
         });
         let rows = if in_pairs.is_some() { pairs } else { problem.kv_heads * shape.row_groups() };
+        let most = shape.most_splits();
         let (kernel, shared_bytes) = in_pairs.unwrap_or(alone);
         let launch =
-            LaunchShape::new((shape.splits, rows, problem.sequences), threads(head_dim)).shared(shared_bytes);
+            LaunchShape::new((most, rows, problem.sequences), threads(head_dim)).shared(shared_bytes);
         device.prepare(&kernel, launch)?;
-        let floats = if shape.splits == 1 { 0 } else { partial_floats(launches, shape.splits, head_dim) };
+        let floats = if most == 1 { 0 } else { partial_floats(launches, most, head_dim) };
         Ok(Plan {
             device: device.clone(),
             problem,
@@ -345,7 +361,7 @@ impl<E: DenseElement> Plan<E> {
             let read = cpu::Slices { queries, keys, values, table: slice(table), lengths: slice(lengths) };
             (read, wanted.map(|wanted| slice(wanted)), slice_mut(output), slice_mut(lse))
         };
-        cpu::attend_rows(Level::best(), self.problem, read, wanted, output, lse)
+        cpu::attend_rows(Level::best(), self.problem, self.shape.few_splits, read, wanted, output, lse)
     }
 }
 

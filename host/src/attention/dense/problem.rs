@@ -103,11 +103,13 @@ impl Problem {
             kv_heads: self.kv_heads,
             max_blocks: self.max_blocks(),
             splits: 1,
+            few_splits: 1,
             scale_log2: (self.scale() * std::f64::consts::LOG2_E) as f32,
             pool_blocks: 0,
             rung: 0,
         };
         let launches = self.sequences * self.kv_heads * shape.row_groups();
-        DenseShape { splits: split_count(launches, shape.max_blocks), ..shape }
+        let splits = split_count(launches, shape.max_blocks);
+        DenseShape { splits, few_splits: splits, ..shape }
     }
 }

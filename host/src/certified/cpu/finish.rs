@@ -11,6 +11,7 @@ use crate::attention::cpu::lanes::Lanes;
 use crate::attention::cpu::softmax::combine;
 use kernels_gpu::attention::Chain;
 use kernels_gpu::attention::{BLOCK_TOKENS, PartialRow, part_floats, warps};
+use kernels_gpu::certified::carried::sight::log_sum;
 use kernels_gpu::certified::judge::Judge;
 use kernels_gpu::certified::policy::rung;
 use kernels_gpu::certified::query::LOG2_E;
@@ -35,6 +36,8 @@ pub(super) struct Finish<'a, E, const D: usize> {
     pub(super) output: &'a mut [f32],
     pub(super) lse: &'a mut [f32],
     pub(super) certificates: &'a mut [Certificate],
+    /// What the rows leave for the next step; nothing if there is no list.
+    pub(super) log_sums: &'a mut [f32],
     pub(super) element: PhantomData<E>,
 }
 
@@ -80,7 +83,7 @@ impl<E: Half, const D: usize> Work for Finish<'_, E, D> {
                         promoted: used.promoted,
                         length,
                         chain: Chain::of_carried::<D>(length, shape.splits, used.entries.len() as u32),
-                        dense: Chain::of_dense::<D>(length, shape.dense_splits),
+                        dense: Chain::of_dense::<D>(length, shape.rung_splits),
                         softmax_scale: shape.softmax_scale,
                     };
                     judge.certificate::<E, D>(&query, thresholds)
@@ -89,6 +92,9 @@ impl<E: Half, const D: usize> Work for Finish<'_, E, D> {
             let log = if empty { f32::NEG_INFINITY } else { (row.reference + log2(row.sum)) / LOG2_E };
             self.lse[r] = canonical_nan(log);
             self.certificates[r] = certificate;
+            if let Some(left) = self.log_sums.get_mut(r) {
+                *left = log_sum(row);
+            }
             dense |= u32::from(certificate.rung() == rung::DENSE) << r;
         }
         dense
@@ -144,7 +150,7 @@ fn of_chosen<const D: usize>(
             used,
             [listed, listed / (used * warps(D as u32)) + 1],
         ),
-        dense: Chain::of_dense::<D>(length, shape.dense_splits),
+        dense: Chain::of_dense::<D>(length, shape.rung_splits),
         softmax_scale: shape.softmax_scale,
     }
 }

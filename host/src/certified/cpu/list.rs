@@ -2,10 +2,12 @@
 
 use super::choose::Chosen;
 use super::near::Directory;
+use super::pass::RowGroup;
 use crate::attention::cpu::pieces::Pieces;
 use crate::certified::step::Turns;
 use kernels_gpu::certified::carried::{Promoted, Turn, first_recent, mode};
 use kernels_gpu::certified::{Entry, ListHead, StepShape};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What is carried from step to step, as the kernels keep it: a cache may change its path with it at any
 /// step. Zeros at first; afterwards what a step has left. It may be of other sequences, but no list has a
@@ -18,6 +20,10 @@ pub struct Lists<'a> {
     pub entries: &'a mut [Entry],
     /// What the step promotes, [sequences · kv_heads · row groups].
     pub promoted: &'a mut [Promoted],
+    /// What each head's last step has left of its mass, [sequences, q_heads]: [`log_sum`].
+    ///
+    /// [`log_sum`]: kernels_gpu::certified::carried::sight::log_sum
+    pub log_sums: &'a mut [f32],
     /// What the step does with them: bits of [`mode`].
     pub mode: u32,
     /// The directory of a scratch: listed blocks that it has not are not compared. Without one all are at
@@ -31,16 +37,18 @@ pub(super) struct OwnLists {
     pub(super) lists: Vec<ListHead>,
     pub(super) entries: Vec<Entry>,
     pub(super) promoted: Vec<Promoted>,
+    pub(super) log_sums: Vec<f32>,
     pub(super) turns: Turns,
 }
 
 impl OwnLists {
     /// Empty ones of these extents.
-    pub(super) fn new([lists, entries, rows]: [usize; 3]) -> Self {
+    pub(super) fn new([lists, entries, rows, heads]: [usize; 4]) -> Self {
         OwnLists {
             lists: vec![bytemuck::Zeroable::zeroed(); lists],
             entries: vec![bytemuck::Zeroable::zeroed(); entries],
             promoted: vec![bytemuck::Zeroable::zeroed(); rows],
+            log_sums: vec![0.0; heads],
             turns: Turns::default(),
         }
     }
@@ -48,27 +56,33 @@ impl OwnLists {
     /// For the step that comes now, of those that use a list for `every` steps; `again`: whether they have a
     /// second pass.
     pub(super) fn lend(&mut self, every: u32, again: bool) -> Lists<'_> {
-        let OwnLists { lists, entries, promoted, turns } = self;
-        Lists { lists, entries, promoted, mode: turns.begin(every, again), directory: None }
+        let OwnLists { lists, entries, promoted, log_sums, turns } = self;
+        Lists { lists, entries, promoted, log_sums, mode: turns.begin(every, again), directory: None }
     }
 }
 
-/// Lists, entries and rows of blocks that there are for so many rows.
-pub(super) fn extents(shape: StepShape, rows: usize) -> [usize; 3] {
+/// Lists, entries, rows of blocks and heads that there are for so many rows and heads.
+pub(super) fn extents(shape: StepShape, rows: usize, heads: usize) -> [usize; 4] {
     let lists = rows * shape.parts as usize;
-    [lists, lists * shape.places() as usize, rows]
+    [lists, lists * shape.places() as usize, rows, heads]
 }
 
 /// The lists of the groups of rows; none if a list is used for no step.
-pub(super) fn deal(lists: Lists<'_>, shape: StepShape, every: u32) -> impl Iterator<Item = List<'_>> {
-    let Lists { lists, entries, promoted, mode, .. } = lists;
-    let [parts, places, _] = extents(shape, 1);
+pub(super) fn deal<'a>(
+    lists: Lists<'a>,
+    shape: StepShape,
+    groups: &[RowGroup],
+    every: u32,
+) -> impl Iterator<Item = List<'a>> {
+    let Lists { lists, entries, promoted, mut log_sums, mode, .. } = lists;
+    let [parts, places, ..] = extents(shape, 1, 0);
     let rows = if every == 0 { 0 } else { promoted.len() };
     let of_rows = lists.chunks_exact_mut(parts).zip(entries.chunks_exact_mut(places)).zip(promoted);
-    of_rows.take(rows).map(move |((heads, entries), promoted)| {
+    of_rows.zip(groups).take(rows).map(move |(((heads, entries), promoted), group)| {
+        let log_sums = log_sums.split_off_mut(..group.rows).unwrap_or_default();
         let turn = Turn::of(mode, [promoted.exact_for, promoted.wait].map(u32::from), promoted.blocks);
         let [renews, followed] = [mode::RENEWS, mode::FOLLOWED].map(|bit| mode & bit != 0);
-        List { mode, renews, followed, turn, heads, entries, promoted }
+        List { mode, renews, followed, turn, heads, entries, promoted, log_sums }
     })
 }
 
@@ -87,6 +101,10 @@ pub(super) struct List<'a> {
     /// Places of a part, for each.
     pub(super) entries: &'a mut [Entry],
     pub(super) promoted: &'a mut Promoted,
+    /// Of the group's rows: [`log_sum`].
+    ///
+    /// [`log_sum`]: kernels_gpu::certified::carried::sight::log_sum
+    pub(super) log_sums: &'a mut [f32],
 }
 
 impl List<'_> {
@@ -98,6 +116,7 @@ impl List<'_> {
         used.promoted = [0; 3];
         used.earlier = None;
         used.newer = 0;
+        used.sighted.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
         if exact {
             return;
         }
@@ -147,7 +166,9 @@ impl List<'_> {
         self.promoted.blocks = blocks as u32;
         self.turn = Turn::of(mode::again(self.mode), left, blocks as u32);
         let earlier = Earlier { entries: used.listed().to_vec(), promoted: used.promoted };
+        let sighted = std::mem::take(&mut used.sighted);
         self.read(blocks, false, used);
+        used.sighted = sighted;
         used.earlier = Some(earlier);
     }
 
@@ -201,6 +222,8 @@ pub(super) struct Used {
     pub(super) listed: Vec<u64>,
     /// Blocks whose keys are promoted, those whose values are, and whether K_max was raised for them.
     pub(super) promoted: [u32; 3],
+    /// Blocks that the step's first pass has promoted on sight, in any order. They count as `promoted`.
+    pub(super) sighted: Mutex<Vec<u32>>,
     /// What the next step promotes.
     pub(super) next: Next,
     /// Whether the group was left to the dense rung.
@@ -214,6 +237,18 @@ impl Used {
     pub(super) fn tiles(&self) -> [u32; 2] {
         let earlier = self.earlier.as_ref().map_or([0; 3], |earlier| earlier.promoted);
         [0, 1].map(|kind| self.promoted[kind] + earlier[kind])
+    }
+
+    /// The pass is done: what it has promoted on sight is promoted too.
+    pub(super) fn count_sighted(&mut self) {
+        let sighted = self.sighted().len() as u32;
+        self.promoted[0] += sighted;
+        self.promoted[1] += sighted;
+    }
+
+    /// Blocks that were promoted on sight.
+    pub(super) fn sighted(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.sighted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What a list has of the entries.

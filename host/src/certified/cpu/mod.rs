@@ -160,7 +160,8 @@ impl Step {
         let gathers = policy.carries() && policy.certify;
         let second = again_shape(problem, shape);
         let again = if policy.passes_again() { groups.len() * second.splits as usize } else { 0 };
-        let extents = if policy.every() == 0 { [0; 3] } else { list::extents(shape, groups.len()) };
+        let heads = (sequences * problem.q_heads) as usize;
+        let extents = if policy.every() == 0 { [0; 4] } else { list::extents(shape, groups.len(), heads) };
         Ok(Step {
             problem,
             layout,
@@ -313,8 +314,9 @@ impl Step {
             }
         }
         if self.every != 0 {
-            let got = [lists.lists.len(), lists.entries.len(), lists.promoted.len()];
-            let expected = list::extents(self.shape, self.groups.len());
+            let Lists { lists, entries, promoted, log_sums, .. } = lists;
+            let got = [lists.len(), entries.len(), promoted.len(), log_sums.len()];
+            let expected = list::extents(self.shape, self.groups.len(), out.lse.len());
             if got != expected {
                 return Err(Error::Carried { got, expected });
             }
@@ -384,7 +386,8 @@ impl Step {
             let Slices { queries, keys, values, table, lengths, .. } = slices;
             let slices = dense::cpu::Slices { queries, keys, values, table, lengths };
             let wanted = Some(&self.dense_rows[..]);
-            dense::cpu::attend_rows(level, self.problem.dense(), slices, wanted, output, lse)?;
+            let few = shape.rung_splits;
+            dense::cpu::attend_rows(level, self.problem.dense(), few, slices, wanted, output, lse)?;
         }
         Ok(())
     }
@@ -417,7 +420,7 @@ impl Step {
         let second = if self.again { self.again_shape.splits as usize } else { 0 };
         let mut again_gathered = &mut self.again_gathered[..];
         let mut again_partials = &mut self.again_partials[..];
-        let mut lists = list::deal(lists, shape, every);
+        let mut lists = list::deal(lists, shape, &self.groups, every);
         let memory = self.partials.chunks_exact_mut(of_group).zip(&mut self.chosen).zip(&mut self.used);
         let found = self.norms.iter_mut().zip(&mut self.dense_rows).zip(&mut self.watched);
         let mut shares = Vec::with_capacity(self.groups.len());

@@ -85,6 +85,7 @@ impl Step {
                 Some(earlier) => &earlier.entries[..],
                 None => used.listed(),
             });
+            self.count_sighted(slices, &near, step.wrapping_sub(1), &mut counts);
             self.bring(slices, &mut near, step.wrapping_sub(1), first);
             if self.again {
                 // The second pass has a round of its own.
@@ -167,6 +168,33 @@ impl Step {
                         directory[word] = directory[word].min(stamp(step) | claim);
                     }
                 }
+                counts[2 * kind + usize::from(!hit)] += 1;
+            }
+        }
+    }
+
+    /// Counts blocks that were promoted on sight: in their slots, where nothing comes into them by the claims
+    /// of a step, or not.
+    fn count_sighted<E: Half>(
+        &self,
+        slices: Slices<'_, E>,
+        near: &NearSlices<'_, E>,
+        step: u64,
+        counts: &mut [u64; 4],
+    ) {
+        let NearSlices { directory, scratch, .. } = near;
+        let sighted: Vec<_> = self.used.iter().map(Used::sighted).collect();
+        let sighted: Vec<Vec<Entry>> = sighted
+            .iter()
+            .map(|blocks| blocks.iter().map(|index| Entry { index: *index, rows: 0xffff }).collect())
+            .collect();
+        for place in self.places(slices, sighted.iter().map(|entries| &entries[..])) {
+            for kind in 0..2 {
+                let hit = slot_of(place.pair, *scratch, kind).is_some_and(|slot| {
+                    let [claim, tag] = [0, 1].map(|i| directory[Scratch::word(slot) + i]);
+                    let comes = claim >> 32 == stamp(step) >> 32 && claim != stamp(step);
+                    tag == u64::from(place.pair) && (scratch.admits == 0 || !comes)
+                });
                 counts[2 * kind + usize::from(!hit)] += 1;
             }
         }

@@ -15,10 +15,12 @@ use crate::attention::cpu::{Work, a_finite_row, padded};
 use half::f16;
 use kernels_gpu::certified::carried::gather::{Bounds, Moments};
 use kernels_gpu::certified::carried::likely::Noise;
+use kernels_gpu::certified::carried::sight::{self, SIGHTED};
 use kernels_gpu::certified::layout::{Annotation, Layout, TileLayout, pair};
 use kernels_gpu::certified::query::{LOG2_E, delta};
 use kernels_gpu::certified::{Entry, Record, StepShape};
 use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError};
 
 /// What a step reads; elements as bits.
 #[derive(Clone, Copy)]
@@ -173,6 +175,9 @@ impl Note {
     }
 }
 
+/// No block is promoted on sight.
+pub(super) const NEVER: Rows = [sight::NEVER; MAX_ROWS];
+
 /// Some warps of a thread block.
 pub(super) struct Pass<'a, E, const D: usize> {
     pub(super) view: View<'a>,
@@ -181,6 +186,10 @@ pub(super) struct Pass<'a, E, const D: usize> {
     pub(super) visits: Visits<'a>,
     pub(super) pieces: Pieces,
     pub(super) piece: usize,
+    /// From which score on a block is promoted on sight, row by row.
+    pub(super) least: Rows,
+    /// Such blocks, of all warps.
+    pub(super) sighted: &'a Mutex<Vec<u32>>,
     /// What is noted of the blocks that the piece's warps visit, as [`Visits::deal`] has it, if anybody asks.
     pub(super) notes: Vec<Option<&'a mut Note>>,
     /// What is gathered for certificates, of each of the piece's warps, if anybody asks.
@@ -195,7 +204,7 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Pass { view, group, visits, pieces, piece, notes, gathered, scratch, results, .. } = self;
+        let Pass { view, group, visits, pieces, piece, least, notes, gathered, scratch, results, .. } = self;
         // The first block comes while the queries are loaded.
         if let Some(first) = visits.of(piece).next() {
             view.prefetch::<L, D>(group, first);
@@ -207,6 +216,7 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut state = Warp::begin::<D>(scratch, noted, gathers);
             let mut entries = visits.of(warp).peekable();
+            let mut sighted = Vec::new();
             while let Some(entry) = entries.next() {
                 let after = match entries.peek() {
                     Some(after) => Some(*after),
@@ -215,7 +225,17 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
                 if let Some(after) = after {
                     view.prefetch::<L, D>(group, after);
                 }
-                state.visit::<E, L, D>(&view, group, entry, notes.next().flatten(), scratch);
+                let mut note = notes.next().flatten();
+                let room = entry.rows == 0 && sighted.len() < SIGHTED as usize;
+                let least = if room { &least } else { &NEVER };
+                if state.visit::<E, L, D>(&view, group, entry, note.as_deref_mut(), least, scratch) {
+                    sighted.push((Entry { rows: 0xffff, ..entry }, note));
+                    let mut all = self.sighted.lock().unwrap_or_else(PoisonError::into_inner);
+                    all.push(entry.index);
+                }
+            }
+            for (entry, note) in sighted {
+                state.visit::<E, L, D>(&view, group, entry, note, &NEVER, scratch);
             }
             for (r, running) in state.running.iter().enumerate().take(group.rows) {
                 result.keep(r, running, &scratch.outputs[..D / 16]);
@@ -280,7 +300,8 @@ impl Warp {
         self.begun = true;
     }
 
-    /// Takes a block in: keys and values each from the originals, if the entry wants them, or quantized.
+    /// Takes a block in: keys and values each from the originals, if the entry wants them, or quantized. Not
+    /// if a score is as large as its row's `least`: whether that is so.
     #[inline(always)]
     fn visit<E: Half, L: Lanes, const D: usize>(
         &mut self,
@@ -288,8 +309,9 @@ impl Warp {
         group: RowGroup,
         entry: Entry,
         note: Option<&mut Note>,
+        least: &Rows,
         scratch: &mut Scratch,
-    ) {
+    ) -> bool {
         let rows = group.rows;
         let length = view.lengths[group.sequence] as usize;
         let index = entry.index as usize;
@@ -325,6 +347,9 @@ impl Warp {
                 *score *= to_log2;
             }
             scores[tokens..].fill(f32::NEG_INFINITY);
+        }
+        if scores.iter().zip(least).take(rows).any(|(scores, least)| scores.iter().any(|x| x >= least)) {
+            return true;
         }
         let finite = scratch.keys.finite;
         let of_zeros =
@@ -402,5 +427,6 @@ impl Warp {
         if tokens < TOKENS {
             (scratch.key_rows, scratch.value_rows) = (key_rows, value_rows);
         }
+        false
     }
 }

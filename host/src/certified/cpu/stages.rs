@@ -5,9 +5,9 @@
 use super::choose::{Choose, Chosen};
 use super::exact::Exact;
 use super::finish::{Finish, Known};
-use super::gather::{Gather, MergeWarps};
+use super::gather::{Gather, MergeWarps, Rows};
 use super::list::{List, Next, Used, Visits};
-use super::pass::{Note, Pass, RowGroup, View};
+use super::pass::{NEVER, Note, Pass, RowGroup, View};
 use super::replace::Replace;
 use super::watch::{Audit, Bounds, Watched, Watching};
 use super::{each, with_scratch, with_warps};
@@ -17,8 +17,10 @@ use crate::attention::cpu::run;
 use crate::attention::cpu::softmax::WarpResult;
 use crate::certified::{BLOCK_TOKENS, Certificate};
 use crate::simd_level::Level;
+use kernels_gpu::attention::dense::DenseShape;
 use kernels_gpu::attention::{part_floats, warps};
 use kernels_gpu::certified::carried::Turn;
+use kernels_gpu::certified::carried::sight::least_score;
 use kernels_gpu::certified::policy::reason;
 use kernels_gpu::certified::{StepShape, Thresholds, pass_share};
 use std::marker::PhantomData;
@@ -179,6 +181,7 @@ impl Stages<'_> {
         let mut tasks = Vec::new();
         let mut all = 0;
         for share in shares.iter_mut().filter(|share| share.passes) {
+            let least = if first { self.least(share) } else { NEVER };
             let Share { group, length, blocks, notes, partials, used, gathered, .. } = share;
             let (a_split, splits) = pass_share(*blocks as u32, view.shape.splits);
             let noted = if first { &mut notes[..] } else { &mut [] };
@@ -197,11 +200,11 @@ impl Stages<'_> {
                     trailing: carries && !length.is_multiple_of(BLOCK_TOKENS),
                 };
                 let own = if notes.is_empty() { Vec::new() } else { visits.deal(pieces, &mut notes) };
-                tasks.push((*group, visits, own, gathered.next(), out));
+                tasks.push((*group, visits, (least, &used.sighted), own, gathered.next(), out));
             }
             all += *blocks + usize::from(carries);
         }
-        threads.each(tasks, all, |(group, visits, notes, gathered, out)| {
+        threads.each(tasks, all, |(group, visits, (least, sighted), notes, gathered, out)| {
             // What each warp gathers, if anybody asks.
             let pass = |of_warps: &mut [Gather]| {
                 let (mut notes, mut of_warps) = (notes.into_iter(), of_warps.chunks_exact_mut(pieces.each()));
@@ -216,6 +219,8 @@ impl Stages<'_> {
                             visits,
                             pieces,
                             piece,
+                            least,
+                            sighted,
                             notes,
                             gathered,
                             scratch,
@@ -236,6 +241,19 @@ impl Stages<'_> {
                 }),
             }
         });
+        if first {
+            shares.iter_mut().filter(|share| share.passes).for_each(|share| share.used.count_sighted());
+        }
+    }
+
+    /// The scores from which on a share's blocks are promoted on sight, row by row.
+    fn least(self, share: &Share<'_>) -> Rows {
+        let log_sums = share.list.as_ref().map_or(&[][..], |list| list.log_sums);
+        let mut least = NEVER;
+        for (least, log_sum) in least.iter_mut().zip(log_sums) {
+            *least = least_score(*log_sum, self.thresholds.sight);
+        }
+        least
     }
 
     /// The choice for those that `wants` names.
@@ -342,7 +360,7 @@ impl Stages<'_> {
             let why = share.list.as_ref().map_or(Turn::NONE, |list| list.turn).rung_and_reason();
             let certificates = &mut *share.certificates;
             run(level, Exact::<E, D> { view, group, length, why, certificates, element: PhantomData });
-            *share.dense = (1 << group.rows) - 1;
+            *share.dense = ((1 << group.rows) - 1) | DenseShape::MANY;
             return false;
         }
         let passed = self.passed(share);
@@ -363,6 +381,7 @@ impl Stages<'_> {
             output: share.output,
             lse: share.lse,
             certificates: share.certificates,
+            log_sums: share.list.as_mut().map_or(&mut [][..], |list| list.log_sums),
             element: PhantomData,
         };
         *share.dense = run(level, work);

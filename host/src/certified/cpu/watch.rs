@@ -286,7 +286,7 @@ pub(super) fn compare_ahead<E: Half, const D: usize>(
     watched: &mut [Watched],
     lists: &mut Lists<'_>,
 ) {
-    let [parts, places, _] = extents(view.shape, 1);
+    let [parts, places, ..] = extents(view.shape, 1, 0);
     let (heads, entries) = (lists.lists.chunks_exact(parts), lists.entries.chunks_exact(places));
     let directory = lists.directory;
     let mut tasks = Vec::new();
@@ -414,7 +414,7 @@ impl<E: Half, const D: usize> Work for Settle<'_, E, D> {
     fn run<L: Lanes>(self) {
         let Settle { view, group, length, norms, chosen, found, all, certificates, .. } = self;
         let scale = view.shape.softmax_scale;
-        let dense = Chain::of_dense::<D>(length, view.shape.dense_splits);
+        let dense = Chain::of_dense::<D>(length, view.shape.rung_splits);
         let [of_keys, of_values] = if length.is_multiple_of(BLOCK_TOKENS) { [0.0; 2] } else { norms };
         let rows = view.rows::<D>(group).chunks_exact(D).zip(certificates).enumerate();
         for (r, (query, certificate)) in rows.filter(|(r, _)| all || found[*r] != 0) {

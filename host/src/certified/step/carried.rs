@@ -29,6 +29,10 @@ pub struct Carried {
     pub(super) entries: Buffer<Entry>,
     /// Of each row of blocks, what its last step has promoted.
     pub(super) promoted: Buffer<Promoted>,
+    /// Of each head what the last step has left of its mass: [`log_sum`].
+    ///
+    /// [`log_sum`]: kernels_gpu::certified::carried::sight::log_sum
+    pub(super) log_sums: Buffer<f32>,
     /// Whose turn it is.
     pub(super) turns: Turns,
 }
@@ -63,12 +67,17 @@ impl Turns {
 }
 
 impl Carried {
-    /// For so many lists, entries and rows of blocks; empty.
-    pub(super) fn new(device: &Device, [lists, entries, rows]: [usize; 3], phase: u32) -> Result<Self> {
+    /// For so many lists, entries, rows of blocks and heads; empty.
+    pub(super) fn new(
+        device: &Device,
+        [lists, entries, rows, heads]: [usize; 4],
+        phase: u32,
+    ) -> Result<Self> {
         Ok(Carried {
             lists: Buffer::zeroed(device, lists)?,
             entries: Buffer::zeroed(device, entries)?,
             promoted: Buffer::zeroed(device, rows)?,
+            log_sums: Buffer::zeroed(device, heads)?,
             turns: Turns { steps: 0, phase, waits: false },
         })
     }
@@ -93,11 +102,11 @@ impl Carried {
     /// What the device reports.
     pub fn forget(&mut self, stream: &Stream, sequence: usize, sequences: usize) -> Result<()> {
         let own = |all: usize| sequence * (all / sequences)..(sequence + 1) * (all / sequences);
-        let (lists, entries, promoted) =
-            (own(self.lists.len()), own(self.entries.len()), own(self.promoted.len()));
+        let [lists, entries, promoted, log_sums] = self.extents().map(own);
         stream.fill_u8(&mut self.lists, lists, 0)?;
         stream.fill_u8(&mut self.entries, entries, 0)?;
-        Ok(stream.fill_u8(&mut self.promoted, promoted, 0)?)
+        stream.fill_u8(&mut self.promoted, promoted, 0)?;
+        Ok(stream.fill_u8(&mut self.log_sums, log_sums, 0)?)
     }
 
     /// Gives one of so many sequences what another has. Waits for the stream.
@@ -107,13 +116,15 @@ impl Carried {
     pub fn copy(&mut self, stream: &Stream, (from, to): (usize, usize), sequences: usize) -> Result<()> {
         copy_part(stream, &mut self.lists, (from, to), sequences)?;
         copy_part(stream, &mut self.entries, (from, to), sequences)?;
-        copy_part(stream, &mut self.promoted, (from, to), sequences)
+        copy_part(stream, &mut self.promoted, (from, to), sequences)?;
+        copy_part(stream, &mut self.log_sums, (from, to), sequences)
     }
 
     pub(super) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
         stream.fill_u8(&mut self.lists, .., byte)?;
         stream.fill_u8(&mut self.entries, .., byte)?;
-        Ok(stream.fill_u8(&mut self.promoted, .., byte)?)
+        stream.fill_u8(&mut self.promoted, .., byte)?;
+        Ok(stream.fill_u8(&mut self.log_sums, .., byte)?)
     }
 
     pub(super) fn listed(&self, parts: usize) -> Result<Vec<Vec<(u32, u32)>>> {
@@ -129,8 +140,8 @@ impl Carried {
         Ok(all.chunks(parts).map(<[_]>::concat).collect())
     }
 
-    fn extents(&self) -> [usize; 3] {
-        [self.lists.len(), self.entries.len(), self.promoted.len()]
+    fn extents(&self) -> [usize; 4] {
+        [self.lists.len(), self.entries.len(), self.promoted.len(), self.log_sums.len()]
     }
 
     pub(super) fn same(&self, other: &Carried) -> Result<()> {
@@ -143,7 +154,7 @@ impl Carried {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        of(&self.lists) + of(&self.entries) + of(&self.promoted)
+        of(&self.lists) + of(&self.entries) + of(&self.promoted) + of(&self.log_sums)
     }
 }
 

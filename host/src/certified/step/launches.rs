@@ -131,6 +131,7 @@ impl<E: StepElement> StepPlan<E> {
             lse: out.lse,
             certificates: out.certificates,
             dense_rows: self.dense_rows.global_mut(),
+            log_sums: self.carried.log_sums.global_mut(),
             shape: self.shape_over(cache, shape),
             thresholds: self.thresholds,
             scratch: cache.near.scratch,

@@ -16,7 +16,7 @@ pub use plan::StepPlan;
 
 use super::{Annotation, BLOCK_TOKENS, Error, Layout, Policy, Result, TileLayout};
 use crate::Buffer;
-use kernels_gpu::attention::dense::split_count;
+use kernels_gpu::attention::dense::{few_split_count, split_count};
 use kernels_gpu::certified::{Certificate, Scratch, StepShape, parts};
 use simt::{Global, GlobalMut};
 
@@ -52,9 +52,11 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) 
         pool_blocks: 0,
         paced: 0,
         dense_splits: 1,
+        rung_splits: 1,
     };
     let launches = sequences * kv_heads * shape.row_groups();
     shape.dense_splits = split_count(launches, max_blocks);
+    shape.rung_splits = few_split_count(launches, max_blocks);
     shape.splits =
         if policy.carries() { carried_splits(policy, launches, max_blocks) } else { shape.dense_splits };
     if policy.carries() {

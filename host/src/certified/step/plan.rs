@@ -71,8 +71,8 @@ pub struct StepPlan<E: StepElement> {
     pub(super) taken: Buffer<Taken>,
     pub(super) trailing_norms: Buffer<f32>,
     pub(super) dense_rows: Buffer<u32>,
-    /// Of `weigh`, and of `replace` or `carry`, which counts its progress behind its rows; 0 between
-    /// launches.
+    /// Of `weigh`, and of `replace` or `carry`, which counts its progress behind its rows and behind that
+    /// what it promotes on sight; 0 between launches.
     pub(super) counters: [Buffer<u32>; 2],
     /// The checks that the policy asks for.
     pub(super) watching: Option<Watching>,
@@ -145,7 +145,7 @@ impl<E: StepElement> StepPlan<E> {
         let mut shape = step_shape(problem, policy, layout)?;
         let kernels = E::step_kernels(head_dim, layout).ok_or(Error::StepHeadDim { head_dim })?;
         let kernels = kernels.within(device.info().max_shared_bytes);
-        let dense = dense::Plan::new(device, problem.dense())?;
+        let dense = dense::Plan::rung(device, problem.dense(), shape.rung_splits)?;
         let max_blocks = shape.max_blocks;
         let rows = kv_heads * shape.row_groups();
         let launches = sequences * rows;
@@ -216,12 +216,12 @@ impl<E: StepElement> StepPlan<E> {
             weighed: Buffer::new(device, noted(heads))?,
             again,
             gathered: Buffer::new(device, one_pass(in_rows * (shape.splits * Gathered::EIGHT) as usize))?,
-            carried: Carried::new(device, [noted(row_parts), places, one_pass(in_rows)], 0)?,
+            carried: Carried::new(device, [noted(row_parts), places, one_pass(in_rows), one_pass(heads)], 0)?,
             mode: 0,
             taken: Buffer::new(device, two_passes(noted(head_parts)))?,
             trailing_norms: Buffer::new(device, two_passes(2 * in_rows))?,
             dense_rows: Buffer::zeroed(device, in_rows)?,
-            counters: [Buffer::zeroed(device, noted(heads))?, Buffer::zeroed(device, in_rows + 1)?],
+            counters: [Buffer::zeroed(device, noted(heads))?, Buffer::zeroed(device, 2 * in_rows + 1)?],
             watching,
             shape,
         })
@@ -502,6 +502,7 @@ impl<E: StepElement> StepPlan<E> {
             ("lists", words(&self.carried.lists)?),
             ("entries", words(&self.carried.entries)?),
             ("promoted", words(&self.carried.promoted)?),
+            ("log-sums", words(&self.carried.log_sums)?),
             ("taken", words(&self.taken)?),
             ("trailing norms", words(&self.trailing_norms)?),
             ("dense rows", words(&self.dense_rows)?),

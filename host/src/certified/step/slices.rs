@@ -47,6 +47,7 @@ impl<E: StepElement> StepPlan<E> {
                 lists: slice_mut(carried.lists.global_mut()),
                 entries: slice_mut(carried.entries.global_mut()),
                 promoted: slice_mut(carried.promoted.global_mut()),
+                log_sums: slice_mut(carried.log_sums.global_mut()),
                 mode: self.mode,
                 directory: None,
             };

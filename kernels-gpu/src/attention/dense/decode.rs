@@ -85,8 +85,9 @@ pub(crate) const fn lay_out<const D: usize>(plan: &mut SharedPlan, stages: u32) 
 
 /// Attention of the rows that `wanted` names.
 ///
-/// `wanted` [sequences, kv_heads · row groups]: bit g asks for row g of the group of eight; without any the
-/// block leaves. `counters`, of the same shape, are 0 before and after.
+/// `wanted` [sequences, kv_heads · row groups]: bit g asks for row g of the group of eight, of many or of few
+/// ([`DenseShape::MANY`]); without any the block leaves. `counters`, of the same shape, are 0
+/// before and after.
 #[kernel(
     system = dense,
     instances((f16, 64), (f16, 96), (f16, 128), (f16, 256), (bf16, 64), (bf16, 96), (bf16, 128), (bf16, 256)),
@@ -193,7 +194,7 @@ fn attend_part<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
     let GridPlace { split, sequence, head, row_group, launch_row } = GridPlace::of(shape.row_groups());
     let (rows_wanted, length) = (wanted.load(launch_row as usize), lengths.load(sequence as usize));
 
-    let Parts { tiles_a_split, used, .. } = Parts::of(length, shape.splits);
+    let Parts { tiles_a_split, used, .. } = Parts::of(length, shape.splits_of(rows_wanted));
     // A sequence without keys still needs somebody to write its rows. One branch for both, so that both loads
     // are under way at once.
     if rows_wanted == 0 || split >= used {
@@ -237,7 +238,7 @@ fn attend_part<E: Half, const D: usize, const S: u32>(arguments: Arguments<E>) {
     if D > 128 {
         // Read again: kept since the start they would cost registers that the loop has not.
         rows_wanted = wanted.load(launch_row as usize);
-        used = Parts::of(lengths.load(sequence as usize), shape.splits).used;
+        used = Parts::of(lengths.load(sequence as usize), shape.splits_of(rows_wanted)).used;
     }
     let target = Target { output, lse, rows_wanted, shape, sequence, head, row_group };
     layout.put_together::<D>(partials, counters, launch_row, [split, used], target);
@@ -270,7 +271,7 @@ impl Layout {
         target: Target,
     ) {
         let floats = part_floats(D as u32);
-        let base = launch_row as usize * target.shape.splits as usize * floats;
+        let base = launch_row as usize * target.shape.most_splits() as usize * floats;
         if used <= 1 {
             combine::<D>(self.rows, self.outputs, |r, d, merged| target.finish::<D>(r, d, merged));
             return;

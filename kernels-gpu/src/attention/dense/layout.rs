@@ -17,6 +17,9 @@ pub struct DenseShape {
     pub max_blocks: u32,
     /// Parts that a sequence is cut into: [`split_count`].
     pub splits: u32,
+    /// The same for rows of blocks whose word of wanted rows has no [`MANY`](Self::MANY): there are few of
+    /// them, and each should have many multiprocessors.
+    pub few_splits: u32,
     /// Scores in log2 units: log2(e) times the softmax scale.
     pub scale_log2: f32,
     /// Blocks of the pool; 0 where its tiles shall not be asked for ahead.
@@ -26,6 +29,21 @@ pub struct DenseShape {
 }
 
 impl DenseShape {
+    /// Beside a row of blocks' wanted rows, bits 0 to 7: it is one of many.
+    pub const MANY: u32 = 1 << 8;
+
+    /// Parts that a row of blocks with these wanted rows is cut into.
+    #[inline(always)]
+    pub const fn splits_of(self, wanted: u32) -> u32 {
+        if wanted & Self::MANY != 0 { self.splits } else { self.few_splits }
+    }
+
+    /// Parts that there is room for.
+    #[inline(always)]
+    pub const fn most_splits(self) -> u32 {
+        if self.splits < self.few_splits { self.few_splits } else { self.splits }
+    }
+
     /// Query rows of a KV head.
     #[inline(always)]
     pub const fn rows(self) -> u32 {
@@ -76,6 +94,15 @@ pub const fn split_count(launches: u32, max_blocks: u32) -> u32 {
     let most = max_blocks.div_ceil(2 * warps(64));
     let splits = if wanted < most { wanted } else { most };
     if splits == 0 { 1 } else { splits }
+}
+
+/// Rows of blocks of a rung, one of which is wanted if any is.
+const ROWS_A_FEW: u32 = 4;
+
+/// Parts that a sequence is cut into where few of `launches` rows of blocks are wanted, most often none: more
+/// would take longer to find that out.
+pub const fn few_split_count(launches: u32, max_blocks: u32) -> u32 {
+    split_count(launches.div_ceil(ROWS_A_FEW), max_blocks)
 }
 
 /// Floats of the partial results of `launches` rows of `splits` blocks.

@@ -8,7 +8,7 @@ mod tokens;
 
 pub(crate) use decode::{Layout, Target, lay_out};
 pub use decode::{attend, attend_lean, layout, lean_layout};
-pub use layout::{DenseShape, partial_floats, split_count};
+pub use layout::{DenseShape, few_split_count, partial_floats, split_count};
 pub use pairs::attend_pairs;
 pub use tokens::{APPEND_THREADS, AppendShape, append};
 

@@ -12,6 +12,7 @@ use super::super::query::Query;
 use super::CarriedLayout;
 use super::claim::carried_warps;
 use super::gather::Gathered;
+use crate::attention::dense::DenseShape;
 use crate::attention::{BLOCK_TOKENS, Chain, Half, KeyTile, ROWS, ValueTile, last_to_arrive};
 use simt::math::max;
 use simt::warp::{self, FULL_MASK, warp_reduce_max_u32};
@@ -163,7 +164,7 @@ impl<E: Half> ExactRow<E> {
                 let known = certificate::<E, D>(query, shape.softmax_scale, largest, &dense, self.why);
                 known.store(certificates, (first_row + (lane >> 2)) as usize);
             }
-            store_dense_rows(dense_rows, launch_row, present, lane);
+            store_dense_rows(dense_rows, launch_row, present, DenseShape::MANY, lane);
         }
         true
     }

@@ -9,11 +9,12 @@ use super::claim::carried_warps;
 use super::gather::{Gathered, merge};
 use super::judge::Judge;
 use super::layout::{CarriedLayout, SPLITS_AT_HAND};
+use super::sight::log_sum;
 use crate::attention::Chain;
 use crate::attention::{Half, ROWS, part_floats};
 use glam::UVec4;
 use simt::warp::{FULL_MASK, warp_vote_any};
-use simt::{Global, GlobalMut, Zeroable, async_copy, thread};
+use simt::{Global, GlobalMut, Zeroable, async_copy, thread, unroll};
 
 /// What finishing a row of blocks takes.
 pub(super) struct Finish {
@@ -26,8 +27,12 @@ pub(super) struct Finish {
     pub(super) length: u32,
     /// Splits that have blocks.
     pub(super) used: u32,
-    /// Entries of the list, and blocks that are newer.
+    /// Whether there is a list.
+    pub(super) exists: bool,
+    /// Entries of it, and blocks that are newer.
     pub(super) listed: u32,
+    /// What is left for the next step: [`log_sum`](super::sight::log_sum) of all rows.
+    pub(super) log_sums: GlobalMut<f32>,
     pub(super) shape: StepShape,
     pub(super) thresholds: Thresholds,
 }
@@ -98,6 +103,17 @@ impl Finish {
         }
     }
 
+    /// Adds what all warps have promoted on sight, the count at `at`, to what the list has: one thread's
+    /// work.
+    #[simt::device]
+    pub(super) fn add_sighted(&self, counters: GlobalMut<u32>, at: u32) {
+        let sighted = counters.atomic_exchange(at as usize, 0);
+        let promoted = self.layout.promoted;
+        unroll!(for kind in 0..2 {
+            promoted.store(kind as u32, promoted.load(kind as u32) + sighted);
+        });
+    }
+
     /// Certificates, LSE, and which rows want the dense rung: a warp's work. Whether one of them is over its
     /// budget, and nothing else is wrong with it.
     #[simt::device]
@@ -123,8 +139,9 @@ impl Finish {
                     core::array::from_fn(|i| layout.gathered.load(r * Gathered::WORDS + i as u32));
                 gathered = bytemuck::cast(words);
             }
-            if self.listed != 0 {
+            if self.exists {
                 promoted = [0, 1, 2].map(|kind| layout.promoted.load(kind));
+                promoted[2] = if self.listed != 0 { promoted[2] } else { 0 };
             }
             let judge = Judge {
                 row,
@@ -141,11 +158,14 @@ impl Finish {
             if lane & 3 == 0 {
                 store_lse(lse, at, row);
                 judged.store(certificates, at);
+                if self.exists {
+                    self.log_sums.store(at, log_sum(row));
+                }
             }
             wants_dense = judged.rung() == rung::DENSE;
             over = judged.reason() == reason::ERROR_BUDGET;
         }
-        store_dense_rows(dense_rows, self.launch_row, wants_dense, lane);
+        store_dense_rows(dense_rows, self.launch_row, wants_dense, 0, lane);
         warp_vote_any(FULL_MASK, over)
     }
 }

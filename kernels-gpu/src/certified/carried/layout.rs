@@ -3,6 +3,7 @@
 use super::claim::{Claim, LeanBare, LeanCertified};
 use super::gather::Gathered;
 use super::list::Lookup;
+use super::sight;
 use super::waiting;
 use crate::attention::{Adding, KeyTile, MAX_PARTS, ROWS};
 use crate::certified::finish::Ends;
@@ -45,6 +46,9 @@ pub struct CarriedLayout {
     /// Blocks that wait for their part of the sums: [warps, [`WORDS`](waiting::WORDS)]; nothing where nothing
     /// is certified.
     pub(super) waiting: Shared<f32>,
+    /// Blocks that the warps promote on sight, [warps, [`WORDS`](sight::WORDS)]; nothing where nothing
+    /// is certified.
+    pub(super) sighted: Shared<u32>,
     pub(super) last: Shared<u32>,
     /// The shared memory's size.
     pub bytes: u32,
@@ -70,6 +74,7 @@ pub const fn carried_layout<const D: usize, C: Claim>() -> CarriedLayout {
     let promoted = plan.array(3);
     let gathered = plan.array(warps_of::<C>(D as u32) * Gathered::EIGHT);
     let waiting = plan.array(if C::CERTIFIES { warps_of::<C>(D as u32) * waiting::WORDS } else { 0 });
+    let sighted = plan.array(if C::CERTIFIES { warps_of::<C>(D as u32) * sight::WORDS } else { 0 });
     let last = plan.array(1);
     CarriedLayout {
         pass,
@@ -82,6 +87,7 @@ pub const fn carried_layout<const D: usize, C: Claim>() -> CarriedLayout {
         promoted,
         gathered,
         waiting,
+        sighted,
         last,
         bytes: plan.bytes(),
     }

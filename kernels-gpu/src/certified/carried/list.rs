@@ -73,6 +73,12 @@ pub(super) struct List<E> {
 }
 
 impl<E: Half> List<E> {
+    /// The block of the pools that the sequence has at `index`.
+    #[simt::device]
+    pub(super) fn block_of(&self, index: u32) -> u32 {
+        self.table.load_readonly((self.sequence * self.shape.max_blocks + index) as usize)
+    }
+
     /// Entry `e`: a warp's work.
     #[simt::device]
     pub(super) fn look(&self, e: u32) -> Lookup {
@@ -88,7 +94,7 @@ impl<E: Half> List<E> {
         if entry.index >= self.blocks {
             return Lookup { entry, block: 0, found: [none; 2] };
         }
-        let block = self.table.load_readonly((self.sequence * shape.max_blocks + entry.index) as usize);
+        let block = self.block_of(entry.index);
         let place = order(launch_row, shape.max_blocks, entry.index);
         let pair = block * shape.kv_heads + self.head;
         Lookup { entry, block, found: find(self.directory, self.scratch, pair, place, self.lane) }
@@ -98,7 +104,7 @@ impl<E: Half> List<E> {
     #[simt::device]
     pub(super) fn look_recent(&self, i: u32) -> Lookup {
         let index = self.recent + i;
-        let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + index) as usize);
+        let block = self.block_of(index);
         let none = Found { tile: Scratch::EMPTY, admit: Scratch::EMPTY };
         Lookup { entry: Entry { index, rows: 0xffff }, block, found: [none; 2] }
     }
@@ -106,7 +112,7 @@ impl<E: Half> List<E> {
     /// The trailing block.
     #[simt::device]
     pub(super) fn look_trailing(&self) -> Lookup {
-        let block = self.table.load_readonly((self.sequence * self.shape.max_blocks + self.blocks) as usize);
+        let block = self.block_of(self.blocks);
         // Fresh blocks are the sequences', in their order.
         let fresh = self.sequence * self.shape.kv_heads + self.head;
         let found = [0, 1].map(|kind| Found::fresh(self.scratch, kind, fresh));
@@ -262,7 +268,7 @@ impl<E: Half, const D: usize, R: Rings> Listed<E, D, R> {
         if warp + 1 == warps_of::<R>(D as u32) && lane == 0 {
             let listed = self.entries() - self.trailing() as u32;
             let step = Chain::of_carried::<D>(self.length, shape.splits, listed).words();
-            let dense = Chain::of_dense::<D>(self.length, shape.dense_splits).words();
+            let dense = Chain::of_dense::<D>(self.length, shape.rung_splits).words();
             layout.chains.store_vector(0, UVec4::new(step[0], step[1], dense[0], dense[1]));
         }
     }

@@ -50,6 +50,7 @@ mod layout;
 pub mod likely;
 mod list;
 mod promoted;
+pub mod sight;
 pub mod waiting;
 
 use super::admit::{Found, Scratch};
@@ -77,6 +78,7 @@ use half::{bf16, f16};
 pub use layout::{CarriedLayout, carried_layout};
 use list::{List, Listed, Lookup};
 pub use promoted::{MAX_RETRY, Promoted, Turn, first_recent, mode};
+use sight::Sight;
 use simt::warp::FULL_MASK;
 use simt::{Global, GlobalMut, async_copy, bits, kernel, thread, unroll, warp};
 use waiting::{Visited, Waiting};
@@ -85,8 +87,9 @@ use waiting::{Visited, Waiting};
 /// dense rung.
 ///
 /// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
-/// [sequences · kv_heads · row groups], bit g for row g; `counters` of that shape and one more for [`Pace`],
-/// 0 before and after. `mode`: bits of [`mode`], none of them where nothing is [claimed](Claim).
+/// [sequences · kv_heads · row groups], bit g for row g; `counters` twice that shape and one for [`Pace`]
+/// between, 0 before and after. `log_sums` [sequences, query heads] of [`sight::log_sum`]. `mode`: bits of
+/// [`mode`], none of them where nothing is [claimed](Claim).
 #[kernel(
     system = certified,
     instances(
@@ -122,6 +125,7 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     lse: GlobalMut<f32>,
     certificates: GlobalMut<Certificate>,
     dense_rows: GlobalMut<u32>,
+    log_sums: GlobalMut<f32>,
     shape: StepShape,
     thresholds: Thresholds,
     scratch: Scratch,
@@ -247,10 +251,13 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         exists: listed,
         length,
     };
+    let mut sight = Sight::new(layout.sighted);
     let mut running = Running::new();
     let mut waiting = Waiting::new(layout.gathered, layout.waiting);
     if certify {
         waiting.begin(running.reference);
+        let looks = listed && !again && present;
+        sight.begin(log_sums.as_const(), query_row, looks, thresholds.sight, lane);
     }
     walk(&ring, first + warp, ahead, |block, stage| {
         if ring.skipped.get() >> stage & 1 != 0 {
@@ -266,6 +273,9 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         });
         let (products, sums) = tile.products_and_sums(&query, certify, lane);
         let scores = products.map(|pair| pair.map(|s| s * to_log2));
+        if certify && sight.takes(block, scores) {
+            return;
+        }
         let (p, sum) = running.weigh::<D>(scores);
         if certify {
             let (bounds, sizes) = ring.tiles.annotation_of_lane(stage, lane);
@@ -287,11 +297,18 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     warp::sync_warp(FULL_MASK);
 
     let count = ring.entries();
-    let mut e = list.place;
-    while e < count {
-        let trailing = !certify || ring.trailing() && e + 1 == count;
+    let (mut e, mut sighted) = (list.place, 0);
+    if certify && sight.count != 0 {
+        sight.tell(counters, progress + 1 + launch_row, lane);
+        sight.look_up::<E, D>(&list);
+    }
+    while e < count || certify && sighted < sight.count {
+        let trailing = e < count && (!certify || ring.trailing() && e + 1 == count);
         let look = if trailing {
             list.look_trailing()
+        } else if certify && e >= count {
+            sighted += 1;
+            sight.load(sighted - 1, &list)
         } else if e >= ring.listed() {
             list.look_recent(e - ring.listed())
         } else if e == list.place {
@@ -409,7 +426,9 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
         first_row,
         length,
         used,
+        exists: listed,
         listed: count - ring.trailing() as u32,
+        log_sums,
         shape,
         thresholds,
     };
@@ -422,6 +441,9 @@ pub fn carry<E: Half, const D: usize, C: Claim>(
     }
     if certify {
         finish.ask(gathered.as_const());
+        if listed && thread::thread_idx_x() == 32 {
+            finish.add_sighted(counters, progress + 1 + launch_row);
+        }
     }
     finish.output::<D, C>(partials.as_const(), output);
     if certify {

@@ -20,6 +20,7 @@ use crate::attention::cpu::pieces::{Memory, Pieces, with_memory};
 use crate::attention::cpu::softmax::{MergeParts, WarpResult};
 use crate::attention::cpu::{TILES_ALONE, Work, run};
 use crate::attention::{self, BLOCK_TOKENS, Half};
+use kernels_gpu::attention::dense::DenseShape;
 use kernels_gpu::attention::{PartialRow, Parts, part_floats, warps};
 use part::{Part, Scratch, View};
 use rayon::prelude::*;
@@ -71,14 +72,15 @@ pub fn attend_at<E: Half>(
     output: &mut [f32],
     lse: &mut [f32],
 ) -> Result<()> {
-    attend_rows(level, problem, slices, None, output, lse)
+    attend_rows(level, problem, problem.checked()?.shape().few_splits, slices, None, output, lse)
 }
 
 /// [`attend_at`] for the rows that `wanted` asks for, as [`Handles::wanted`](super::Handles::wanted) does;
-/// the others stay as they are.
+/// the others stay as they are. Those that are not of many are cut into `few_splits` parts.
 pub(crate) fn attend_rows<E: Half>(
     level: Level,
     problem: Problem,
+    few_splits: u32,
     slices: Slices<'_, E>,
     wanted: Option<&[u32]>,
     output: &mut [f32],
@@ -87,7 +89,7 @@ pub(crate) fn attend_rows<E: Half>(
     let level = level.checked();
     let problem = problem.checked()?;
     check(problem, slices, output, lse)?;
-    let shape = problem.shape();
+    let shape = DenseShape { few_splits, ..problem.shape() };
     let head_dim = problem.head_dim as usize;
     let view = View {
         queries: bytemuck::cast_slice(slices.queries),
@@ -103,7 +105,6 @@ pub(crate) fn attend_rows<E: Half>(
     let mut groups = Vec::new();
     let mut parts = Vec::new();
     for (sequence, length) in slices.lengths.iter().enumerate() {
-        let cut = Parts::of(*length, shape.splits);
         for head in 0..problem.kv_heads as usize {
             for row_group in 0..shape.row_groups() as usize {
                 let launch_row =
@@ -112,6 +113,7 @@ pub(crate) fn attend_rows<E: Half>(
                 if wanted == 0 {
                     continue;
                 }
+                let cut = Parts::of(*length, shape.splits_of(wanted));
                 let first = parts.len();
                 let end = shape.visible_tiles(*length, row_group as u32);
                 parts.extend((0..cut.used).map(|split| {
