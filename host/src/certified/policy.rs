@@ -92,8 +92,8 @@ pub struct Policy {
 #[serde(rename_all = "lowercase")]
 pub enum SecondPass {
     /// Where originals are in the host's memory, so that an exact head takes what the bus takes: as in the
-    /// caches of models, on every device. On a GPU that has them at hand a pass takes longer than they do. A
-    /// step is not told where they are, and has the pass.
+    /// caches of models, on every device. On a GPU that has them at hand a pass takes longer than they do,
+    /// and nothing is promoted on sight either. A step is not told where they are, and has the pass.
     Host,
     /// Always.
     #[serde(rename = "on")]
@@ -327,10 +327,13 @@ impl Policy {
             && self.error_budget < f32::INFINITY
     }
 
-    /// The policy of steps whose originals are on the device: no bus is saved by a second pass.
+    /// The policy of steps whose originals are on the device: no bus is saved by a second pass, or by what is
+    /// promoted on sight.
     pub(super) fn with_originals_at_hand(self) -> Policy {
-        let again = if self.again == SecondPass::Host { SecondPass::Never } else { self.again };
-        Policy { again, ..self }
+        match self.again {
+            SecondPass::Host => Policy { again: SecondPass::Never, sight: 0.0, ..self },
+            _ => self,
+        }
     }
 
     /// For how many steps a list is used; 0 if there is none, or each step has its own.
@@ -498,6 +501,19 @@ mod tests {
         refused(Policy { bound: Bound::Paper, ..Policy::SOUND }, "the paper's");
         refused(Policy { retry: 256, ..Policy::SOUND }, "retry is 256");
         refused(Policy { risk: f32::NAN, ..Policy::SOUND }, "risk is NaN");
+    }
+
+    #[test]
+    fn what_spares_the_bus_is_for_originals_behind_it() {
+        let at_hand = Policy::SOUND.with_originals_at_hand();
+        assert!(!at_hand.passes_again() && at_hand.sight == 0.0 && Policy::SOUND.passes_again());
+        // As somebody has said.
+        for again in [SecondPass::Always, SecondPass::Never] {
+            let said = Policy { again, ..Policy::SOUND };
+            assert_eq!(said.with_originals_at_hand(), said);
+        }
+        assert_eq!(Policy { sight: 0.0, ..Policy::SOUND }.thresholds().sight, f32::INFINITY);
+        assert_eq!(Policy::SOUND.thresholds().sight, -8.0);
     }
 
     #[test]

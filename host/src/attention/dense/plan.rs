@@ -151,12 +151,13 @@ impl<E: DenseElement> Plan<E> {
     }
 
     /// A plan for rows that are wanted because something cheaper could not compute them, most of the time
-    /// none: those that are not of [`MANY`](DenseShape::MANY) are cut into `few_splits` parts.
+    /// none: those of [`MANY`](DenseShape::MANY) are cut into as many parts as the first of `splits` says,
+    /// others into the second.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub(crate) fn rung(device: &Device, problem: Problem, few_splits: u32) -> Result<Self> {
-        Self::with(device, problem, u32::MAX, Some(few_splits))
+    pub(crate) fn rung(device: &Device, problem: Problem, splits: [u32; 2]) -> Result<Self> {
+        Self::with(device, problem, u32::MAX, Some(splits))
     }
 
     /// [`new`](Self::new) with pairs of groups of rows from so many thread blocks on: for tests and `check`.
@@ -168,13 +169,14 @@ impl<E: DenseElement> Plan<E> {
         Self::with(device, problem, pairs_from, None)
     }
 
-    fn with(device: &Device, problem: Problem, pairs_from: u32, few_splits: Option<u32>) -> Result<Self> {
+    fn with(device: &Device, problem: Problem, pairs_from: u32, splits: Option<[u32; 2]>) -> Result<Self> {
         let problem = problem.checked()?;
         let head_dim = problem.head_dim;
         let most_bytes = device.info().max_shared_bytes;
         let alone = E::kernel(head_dim, most_bytes).ok_or(Error::HeadDim { head_dim })?;
         let shape = problem.shape();
-        let shape = DenseShape { few_splits: few_splits.unwrap_or(shape.splits), ..shape };
+        let [splits, few_splits] = splits.unwrap_or([shape.splits; 2]);
+        let shape = DenseShape { splits, few_splits, ..shape };
         let launches = problem.sequences * problem.kv_heads * shape.row_groups();
         let pairs = problem.kv_heads * shape.row_groups().div_ceil(2);
         let in_pairs = E::pair_kernel(head_dim).filter(|(_, bytes)| {
@@ -361,7 +363,15 @@ impl<E: DenseElement> Plan<E> {
             let read = cpu::Slices { queries, keys, values, table: slice(table), lengths: slice(lengths) };
             (read, wanted.map(|wanted| slice(wanted)), slice_mut(output), slice_mut(lse))
         };
-        cpu::attend_rows(Level::best(), self.problem, self.shape.few_splits, read, wanted, output, lse)
+        cpu::attend_rows(
+            Level::best(),
+            self.problem,
+            [self.shape.splits, self.shape.few_splits],
+            read,
+            wanted,
+            output,
+            lse,
+        )
     }
 }
 

@@ -386,8 +386,8 @@ impl Step {
             let Slices { queries, keys, values, table, lengths, .. } = slices;
             let slices = dense::cpu::Slices { queries, keys, values, table, lengths };
             let wanted = Some(&self.dense_rows[..]);
-            let few = shape.rung_splits;
-            dense::cpu::attend_rows(level, self.problem.dense(), few, slices, wanted, output, lse)?;
+            let splits = [shape.dense_splits, shape.rung_splits];
+            dense::cpu::attend_rows(level, self.problem.dense(), splits, slices, wanted, output, lse)?;
         }
         Ok(())
     }

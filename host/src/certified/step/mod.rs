@@ -55,10 +55,10 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) 
         rung_splits: 1,
     };
     let launches = sequences * kv_heads * shape.row_groups();
-    shape.dense_splits = split_count(launches, max_blocks);
     shape.rung_splits = few_split_count(launches, max_blocks);
-    shape.splits =
-        if policy.carries() { carried_splits(policy, launches, max_blocks) } else { shape.dense_splits };
+    let usual = split_count(launches, max_blocks);
+    shape.dense_splits = if launches < FEW_PARTS_A_ROW { usual } else { shape.rung_splits };
+    shape.splits = if policy.carries() { carried_splits(policy, launches, max_blocks) } else { usual };
     if policy.carries() {
         shape.replacers = 0;
     } else if policy.certify {
@@ -70,6 +70,10 @@ pub(super) fn step_shape(problem: StepProblem, policy: &Policy, layout: Layout) 
     }
     Ok(shape)
 }
+
+/// Rows of blocks from which on those that are left to the dense rung are cut finer too: with fewer, one row
+/// has eight multiprocessors or more, and where all are left to it that costs a tenth and more (measured).
+const FEW_PARTS_A_ROW: u32 = 16;
 
 /// Splits that the last thread block of a row merges with little more work than one: a lane each.
 const MERGED_AT_ONCE: u32 = 32;
@@ -219,5 +223,31 @@ impl<E: simt::Pod> Near<E> {
         // SAFETY: they reach no element.
         let (tiles, directory) = unsafe { (GlobalMut::from_raw(0, 0), GlobalMut::from_raw(0, 0)) };
         Near { tiles, directory, scratch: Scratch::NONE }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row that is exact alone has eight multiprocessors at least; where there are few rows, one that
+    /// waits has as many as in `dense`.
+    #[test]
+    fn rows_of_the_dense_rung_have_multiprocessors_enough() {
+        for (sequences, kv_heads) in [(1, 1), (1, 3), (1, 8), (1, 15), (2, 8), (8, 3), (8, 8), (64, 8)] {
+            let problem = StepProblem {
+                sequences,
+                q_heads: 4 * kv_heads,
+                kv_heads,
+                head_dim: 128,
+                max_tokens: 131_072,
+            };
+            let shape = step_shape(problem, &Policy::SOUND, Layout::Compact).unwrap();
+            let rows = sequences * kv_heads;
+            let usual = split_count(rows, shape.max_blocks);
+            assert_eq!(shape.dense_splits, if rows < 16 { usual } else { shape.rung_splits }, "{rows}");
+            assert!(shape.rung_splits >= usual && shape.rung_splits * rows <= 4 * 132, "{rows}");
+            assert!(shape.rung_splits >= 8 || rows > 66, "{rows}: {}", shape.rung_splits);
+        }
     }
 }

@@ -72,15 +72,16 @@ pub fn attend_at<E: Half>(
     output: &mut [f32],
     lse: &mut [f32],
 ) -> Result<()> {
-    attend_rows(level, problem, problem.checked()?.shape().few_splits, slices, None, output, lse)
+    attend_rows(level, problem, [problem.checked()?.shape().splits; 2], slices, None, output, lse)
 }
 
 /// [`attend_at`] for the rows that `wanted` asks for, as [`Handles::wanted`](super::Handles::wanted) does;
-/// the others stay as they are. Those that are not of many are cut into `few_splits` parts.
+/// the others stay as they are. Those of many are cut into as many parts as the first of `splits` says,
+/// others into the second.
 pub(crate) fn attend_rows<E: Half>(
     level: Level,
     problem: Problem,
-    few_splits: u32,
+    [splits, few_splits]: [u32; 2],
     slices: Slices<'_, E>,
     wanted: Option<&[u32]>,
     output: &mut [f32],
@@ -89,7 +90,7 @@ pub(crate) fn attend_rows<E: Half>(
     let level = level.checked();
     let problem = problem.checked()?;
     check(problem, slices, output, lse)?;
-    let shape = DenseShape { few_splits, ..problem.shape() };
+    let shape = DenseShape { splits, few_splits, ..problem.shape() };
     let head_dim = problem.head_dim as usize;
     let view = View {
         queries: bytemuck::cast_slice(slices.queries),
