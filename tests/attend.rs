@@ -108,6 +108,19 @@ fn bounds_hold_on_the_sample() {
     assert!(fs::read(folder.text("plot.png")).expect("the picture").starts_with(b"\x89PNG"));
 }
 
+/// From 16 rows of blocks on the exact fallback cuts sequences into more parts than dense attention: its
+/// heads have the bits of that.
+#[test]
+fn exact_heads_of_many_sequences_have_the_bits_of_their_fallback() {
+    for scheme in ["certified/error_budget=0", "certified:strict"] {
+        let report = report(&["attend", SAMPLE, "--layers", "7", "--queries", "24", "--kv", scheme]);
+        let exact = number(&report["summary"]["exact_heads"]);
+        assert!(exact >= 100.0 && report["summary"]["dense_bits_differing"] == 0, "{}", report["summary"]);
+        let of_row = |row: &Value| (row["source"] == "originals").then(|| row["bits_of_dense"] == true);
+        assert!(rows(&report).into_iter().filter_map(of_row).all(|same| same));
+    }
+}
+
 #[test]
 fn nothing_is_promoted_by_int8_int4_and_dense_has_rounding_only() {
     let on_sample =

@@ -8,7 +8,7 @@ use common::{ALL, Case, Emulated, PROBLEM, Results, Spoilt, Words};
 use half::{bf16, f16};
 use host::certified::cpu::{Level, Lists, Step};
 use host::certified::proof::{Batch, Input};
-use host::certified::{CacheElement, Checked, OriginalsRead, Policy, StepProblem};
+use host::certified::{CacheElement, Checked, OriginalsRead, Policy, SecondPass, StepProblem};
 use kernels_gpu::certified::carried::{Promoted, mode};
 use kernels_gpu::certified::policy::reason;
 use kernels_gpu::certified::{Entry, ListHead};
@@ -319,13 +319,33 @@ fn paths_may_change_at_any_step() {
     let lengths = growing(&[140, 31], 7, 8);
     let inputs = [Input::Normal, Input::Sharp];
     for slots in [[0, 0], [3, 2], [40, 0], [0, 7], [200, 200]] {
-        for policy in [FEW, renewed(FEW, 3), renewed(ALL, 2), renewed(Policy::CODES, 1), WATCHED] {
+        for policy in [
+            FEW,
+            renewed(FEW, 3),
+            renewed(ALL, 2),
+            renewed(Policy::CODES, 1),
+            WATCHED,
+            renewed(SIGHTED, 3),
+            renewed(SIGHTED_ALL, 2),
+        ] {
             for on_slices in [[true; 8], [false, true, true, false, false, true, false, true]] {
                 let mut steps = Steps::<f16>::new(PROBLEM, &inputs, lengths.clone(), 16);
                 steps.mix(&policy, slots, &on_slices);
             }
         }
     }
+}
+
+/// Rows that wait are cut as `dense` cuts them, those that are over budget finer: fewer than 16 of them, and
+/// room for enough blocks that the two are not the same.
+#[test]
+fn rows_of_many_and_of_few_are_cut_alike() {
+    let problem = StepProblem { sequences: 15, q_heads: 1, kv_heads: 1, head_dim: 64, max_tokens: 4096 };
+    let mut lengths = vec![17; 15];
+    (lengths[0], lengths[13]) = (1500, 700);
+    let policy = Policy { again: SecondPass::Never, ..renewed(LEFT, 4) };
+    let reasons = Steps::<f16>::new(problem, &[Input::Normal; 15], vec![lengths; 4], 25).compare(&policy, "");
+    assert!(reasons & reason::EARLIER != 0 && reasons & reason::ERROR_BUDGET != 0);
 }
 
 /// Both paths compare what a scratch has of the list, and nothing else: an alarm of one is the other's.

@@ -47,8 +47,9 @@ pub struct Policy {
     pub risk: f32,
     /// The share of a head's mass, as the step before had it, from which on a token brings its block from the
     /// originals, keys and values, though no list has it: a query may leap to where none has looked. A warp
-    /// brings eight blocks at the most. With `renew` 0 every list is the step's own, and nothing is missed.
-    /// 0: none does.
+    /// brings eight blocks at the most. With `renew` 0 every list is the step's own, and nothing is missed;
+    /// benchmarks with originals at hand and `again` as it is by default do without, see
+    /// [`SecondPass::Host`]. 0: none does.
     pub sight: f32,
     /// The query heads of a KV head use what any of them promotes: closer to exact for the same bytes. With
     /// `renew` they always do.

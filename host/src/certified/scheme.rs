@@ -101,7 +101,7 @@ thresholds! {
     max_values: BLOCKS, count, "blocks whose values are promoted at the most";
     error_budget: SIZE, number, "share of its output's norm that a head's bound may be before it is exact";
     risk: SHARE, number, "probability with which a bound may fail; 0: never, and codes are the nearest ones";
-    sight: SHARE, number, "share of the mass from which on a token brings its block, listed or not; 0: none does";
+    sight: SHARE, number, "share of the mass from which on a token brings its block, listed or not; 0, or originals at hand and again=host: none does";
     per_group: Kind::Switch, switch, "query heads of a KV head share what any of them promotes";
     renew: BLOCKS, count, "steps that a list of promoted blocks serves; 0: each step makes its own";
     retry: Kind::Count(0, MAX_RETRY as u64), count, "renewals that heads beside one over budget stay exact for, at the most; 0: none";

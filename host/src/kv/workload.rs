@@ -257,6 +257,15 @@ pub trait Workload {
     /// What the device reports.
     fn outcome(&self) -> Result<Outcome>;
 
+    /// What an exact fallback computes of all heads of the first queries over the first cache, in each way
+    /// that it may cut the work, [sequences, q_heads, head_dim]. None: as `dense` does.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn exact_outputs(&mut self, _stream: &Stream) -> Result<Vec<Vec<f32>>> {
+        Ok(Vec::new())
+    }
+
     /// What is promised of row `row` of the outcome, [sequences, q_heads]; `data` is what attention is over.
     fn promise(&self, _row: usize, _data: &Data<'_>) -> Promise {
         Promise::Nothing

@@ -32,6 +32,9 @@
 //! A second pass of a step ([`carried`](mod@super::carried)) has a round of claims of its own, as if it were
 //! one more step.
 //!
+//! A block that is promoted on sight ([`sight`](mod@super::carried::sight)) has no claim and comes into no
+//! slot. It is read from its slot where the tag is its own and no miss has claimed the slot.
+//!
 //! Where a list is carried, [`mark`](fn@super::mark) comes last: what it settles and counts is of the list
 //! that the next step's [`carry`](fn@super::carry) uses, which reads and brings tiles as `replace` does.
 //!

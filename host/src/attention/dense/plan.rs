@@ -157,7 +157,7 @@ impl<E: DenseElement> Plan<E> {
     /// # Errors
     /// As [`new`](Self::new).
     pub(crate) fn rung(device: &Device, problem: Problem, splits: [u32; 2]) -> Result<Self> {
-        Self::with(device, problem, u32::MAX, Some(splits))
+        Self::with(device, problem, PAIRS_FROM, Some(splits))
     }
 
     /// [`new`](Self::new) with pairs of groups of rows from so many thread blocks on: for tests and `check`.
@@ -180,7 +180,7 @@ impl<E: DenseElement> Plan<E> {
         let launches = problem.sequences * problem.kv_heads * shape.row_groups();
         let pairs = problem.kv_heads * shape.row_groups().div_ceil(2);
         let in_pairs = E::pair_kernel(head_dim).filter(|(_, bytes)| {
-            shape.splits == 1
+            shape.most_splits() == 1
                 && shape.row_groups() > 1
                 && *bytes <= most_bytes
                 && problem.sequences.saturating_mul(pairs) >= pairs_from

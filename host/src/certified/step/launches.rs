@@ -3,16 +3,17 @@
 use super::plan::Again;
 use super::watching::Watching;
 use super::{AttendedHandles, StepElement, StepHandles, StepPlan};
-use crate::Stream;
 use crate::attention::dense;
 use crate::certified::Result;
+use crate::{Buffer, Stream};
+use kernels_gpu::attention::dense::DenseShape;
 use kernels_gpu::certified::carried::mode;
 use kernels_gpu::certified::ranking::THREADS as RANK_THREADS;
 use kernels_gpu::certified::settling::THREADS as SETTLE_THREADS;
 use kernels_gpu::certified::{
     StepShape, attend, audit, canary, carry, mark, rank, rank_layout, replace, settle, weigh,
 };
-use simt::LaunchShape;
+use simt::{Global, LaunchShape};
 
 impl<E: StepElement> StepPlan<E> {
     /// The shape of a step over this cache.
@@ -379,6 +380,31 @@ impl<E: StepElement> StepPlan<E> {
         Ok(())
     }
 
+    /// What the dense rung computes of all heads, [sequences, q_heads, head_dim]: as rows of many are cut,
+    /// and as rows of few are. Waits for the stream.
+    ///
+    /// # Safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(in crate::certified) unsafe fn exact_outputs(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+    ) -> Result<Vec<Vec<f32>>> {
+        let mut outputs = Vec::new();
+        for flag in [DenseShape::MANY, 0] {
+            let wanted = Buffer::from_slice(&self.device, &vec![0xff | flag; self.dense_rows.len()])?;
+            let mut out = self.allocate()?;
+            // SAFETY: this function's contract; it waits before `wanted` and `out` go.
+            unsafe { self.launch_dense(stream, cache, out.handles(), wanted.global()) }?;
+            stream.synchronize()?;
+            outputs.push(out.output.to_vec()?);
+        }
+        Ok(outputs)
+    }
+
     /// The dense rung, for the heads that want it: the last.
     ///
     /// # Safety
@@ -392,13 +418,26 @@ impl<E: StepElement> StepPlan<E> {
         cache: &StepHandles<E>,
         out: AttendedHandles,
     ) -> Result<()> {
+        // SAFETY: this function's contract.
+        unsafe { self.launch_dense(stream, cache, out, self.dense_rows.global()) }
+    }
+
+    /// # Safety
+    /// As [`run`](Self::run).
+    unsafe fn launch_dense(
+        &mut self,
+        stream: &Stream,
+        cache: &StepHandles<E>,
+        out: AttendedHandles,
+        wanted: Global<u32>,
+    ) -> Result<()> {
         let handles = dense::Handles {
             queries: cache.queries,
             keys: cache.keys,
             values: cache.values,
             table: cache.table,
             lengths: cache.lengths,
-            wanted: Some(self.dense_rows.global()),
+            wanted: Some(wanted),
             near: false,
             output: out.output,
             lse: out.lse,

@@ -1,7 +1,7 @@
 //! # Mathematics
-//! One pass over everything: the blocks of a list, which an earlier step has left, from their originals, all
-//! others in their quantized form, the trailing block from what it has. With keys K' and values V' of either
-//! kind,
+//! One pass over everything: the blocks of a list, which an earlier step has left, from their originals, and
+//! those that turn out to weigh ([`sight`]), all others in their quantized form, the trailing block from what
+//! it has. With keys K' and values V' of either kind,
 //!
 //! ```text
 //! s_t = q_r·K'_t / √D      p_t = 2^(s_t·log2 e − reference)      o_r = Σ p_t V'_t / Σ p_t
@@ -18,9 +18,9 @@
 //! kv_heads · row groups]. `gathered` [the same, splits, 8] of [`Gathered`](gather::Gathered).
 //!
 //! # Bytes
-//! 32·D a block and KV head, and 48 where something is certified, read once; of a listed one the originals,
-//! 32·D each of keys and values, besides. In a step that notes blocks, 16 bytes a block and query head are
-//! written, for the next list.
+//! 32·D a block and KV head, and 48 where something is certified, read once; of a listed one, or one on
+//! sight, the originals, 32·D each of keys and values, besides. In a step that notes blocks, 16 bytes a block
+//! and query head are written, for the next list.
 //!
 //! # Work split
 //! Grid (splits, kv_heads · row groups, sequences), a block of eight warps, twelve at head_dim 64, with a
@@ -87,7 +87,8 @@ use waiting::{Visited, Waiting};
 /// dense rung.
 ///
 /// `output` f32 [sequences, query heads, D]; `lse` and `certificates` [sequences, query heads]; `dense_rows`
-/// [sequences · kv_heads · row groups], bit g for row g; `counters` twice that shape and one for [`Pace`]
+/// [sequences · kv_heads · row groups], bit g for row g, and of rows that wait
+/// [`MANY`](crate::attention::dense::DenseShape::MANY); `counters` twice that shape and one for [`Pace`]
 /// between, 0 before and after. `log_sums` [sequences, query heads] of [`sight::log_sum`]. `mode`: bits of
 /// [`mode`], none of them where nothing is [claimed](Claim).
 #[kernel(
