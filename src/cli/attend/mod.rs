@@ -34,8 +34,8 @@ attends to the tokens up to its own, in one step together with the others.
 
 A bound is what a scheme promises of the Euclidean norm of a head's error; the true error is the distance from the formula in \
 f64. Of a scheme that promises nothing the error alone is shown. A head that an exact fallback has computed must have the \
-bits of dense attention, cut as the fallback cuts it. Originals that a scheme keeps besides what it stores are in host memory, with a scratch of --scratch \
-blocks on the device; the step that is judged is one that follows others of the same queries.
+bits of dense attention, cut as the fallback cuts it. Originals that a scheme keeps besides what it stores are in host \
+memory, with a scratch of --scratch blocks on the device; the step that is judged is one that follows others of the same queries.
 
 Without a GPU everything runs on the emulator: the same bits, and times that mean nothing but patience.
 

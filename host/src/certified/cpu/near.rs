@@ -47,9 +47,8 @@ impl Directory<'_> {
 
 /// The slot that a pair's keys (`kind` 0) or values (1) may have.
 fn slot_of(pair: u32, scratch: Scratch, kind: usize) -> Option<u32> {
-    let Scratch { key_slots, value_slots, .. } = scratch;
-    let (first, slots) = [(0, key_slots), (key_slots, value_slots)][kind];
-    (slots != 0).then(|| first + pair % slots)
+    let slot = scratch.slot_of(kind as u32, pair);
+    (slot != Scratch::EMPTY).then_some(slot)
 }
 
 impl Step {
