@@ -293,7 +293,7 @@ fn steps(coverage: Coverage) -> Vec<Step> {
 fn short(step: Step) -> Step {
     let long = step.sequences.iter().any(|(_, tokens)| *tokens > 1000);
     match step {
-        Step { kv_heads: 9, policy, .. } => Step { policy, ..PACED_SHORT },
+        Step { kv_heads: 9, policy, slots, .. } => Step { policy, slots, ..PACED_SHORT },
         Step { kv_heads: 8, .. } => PACED_IN_TWO_SHORT,
         _ => Step {
             sequences: match step.sequences {
