@@ -223,7 +223,7 @@ pub(super) struct Used {
     /// Blocks whose keys are promoted, those whose values are, and whether K_max was raised for them.
     pub(super) promoted: [u32; 3],
     /// Blocks that the step's first pass has promoted on sight, in any order. They count as `promoted`.
-    pub(super) sighted: Mutex<Vec<u32>>,
+    pub(super) sighted: Mutex<Vec<Entry>>,
     /// What the next step promotes.
     pub(super) next: Next,
     /// Whether the group was left to the dense rung.
@@ -247,7 +247,7 @@ impl Used {
     }
 
     /// Blocks that were promoted on sight.
-    pub(super) fn sighted(&self) -> MutexGuard<'_, Vec<u32>> {
+    pub(super) fn sighted(&self) -> MutexGuard<'_, Vec<Entry>> {
         self.sighted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -183,10 +183,6 @@ impl Step {
     ) {
         let NearSlices { directory, scratch, .. } = near;
         let sighted: Vec<_> = self.used.iter().map(Used::sighted).collect();
-        let sighted: Vec<Vec<Entry>> = sighted
-            .iter()
-            .map(|blocks| blocks.iter().map(|index| Entry { index: *index, rows: 0xffff }).collect())
-            .collect();
         for place in self.places(slices, sighted.iter().map(|entries| &entries[..])) {
             for kind in 0..2 {
                 let hit = slot_of(place.pair, *scratch, kind).is_some_and(|slot| {

@@ -189,7 +189,7 @@ pub(super) struct Pass<'a, E, const D: usize> {
     /// From which score on a block is promoted on sight, row by row.
     pub(super) least: Rows,
     /// Such blocks, of all warps.
-    pub(super) sighted: &'a Mutex<Vec<u32>>,
+    pub(super) sighted: &'a Mutex<Vec<Entry>>,
     /// What is noted of the blocks that the piece's warps visit, as [`Visits::deal`] has it, if anybody asks.
     pub(super) notes: Vec<Option<&'a mut Note>>,
     /// What is gathered for certificates, of each of the piece's warps, if anybody asks.
@@ -229,9 +229,9 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
                 let room = entry.rows == 0 && sighted.len() < SIGHTED as usize;
                 let least = if room { &least } else { &NEVER };
                 if state.visit::<E, L, D>(&view, group, entry, note.as_deref_mut(), least, scratch) {
-                    sighted.push((Entry { rows: 0xffff, ..entry }, note));
-                    let mut all = self.sighted.lock().unwrap_or_else(PoisonError::into_inner);
-                    all.push(entry.index);
+                    let entry = Entry { rows: 0xffff, ..entry };
+                    sighted.push((entry, note));
+                    self.sighted.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
                 }
             }
             for (entry, note) in sighted {

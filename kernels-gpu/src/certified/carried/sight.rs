@@ -4,8 +4,7 @@
 //! quantized scores of a block are there, what each of its tokens would have had of all mass in the step
 //! before is known: 2^(score − log2 Σ 2^score of that step). Where that is a noticeable share for any row,
 //! the block is left out of the sums, and taken in behind the list from its originals, keys and values, which
-//! are asked for meanwhile.
-//! Which blocks these are changes how large the bound is, never whether it holds.
+//! are asked for meanwhile. Which blocks these are changes how large the bound is, never whether it holds.
 
 use super::super::admit::{Found, Scratch, count_sighted, holds_unlisted};
 use super::super::marking::Entry;
