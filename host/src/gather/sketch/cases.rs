@@ -62,6 +62,9 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         return vec![small, wide, several, Step { shared_bytes: LEAN, ..small }];
     }
     let mut steps = vec![small, wide, several, STEP];
+    // Rows of blocks enough that what is kept of them is cut finer than dense attention is, and the rung too.
+    let lengths = &[2250, 1, 700, 33, 2304, 17, 129, 1000];
+    steps.push(Step { lengths, max_tokens: 2304, race_check: true, ..STEP });
     steps.extend([small, several, STEP].map(|step| Step { shared_bytes: LEAN, ..step }));
     for group in [1, 7, 8, 11, 16] {
         steps.push(Step { lengths: &[159, 111], group, ..STEP });

@@ -5,13 +5,14 @@ use super::super::{Chosen, Error, FEW_HEAD_DIMS, MOST_COUNTED, Result, Support, 
 use super::cpu::{self, Scanning, Settling};
 use super::elements::{Scan, Settle, SketchElement};
 use super::{Budget, WHAT};
-use crate::attention::dense;
+use crate::attention::dense::{self, Problem};
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::check::poisoned;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::attention::ROWS;
+use kernels_gpu::attention::dense::{few_split_count, split_count};
 use kernels_gpu::gather::TILE_BLOCKS;
 use kernels_gpu::gather::sketch::{
     DECIDE_THREADS, MASS_BINS, Norms, SCAN_THREADS, SETTLE_THREADS, ScanShape, SettleShape, Skipped, Total,
@@ -93,6 +94,20 @@ pub(super) fn scratch_bytes(problem: StepProblem, budget: Budget) -> u64 {
     rows.saturating_mul(blocks.saturating_mul(words).saturating_add(bins)).saturating_mul(4)
 }
 
+/// Rows of blocks from which on what a budget keeps is cut finer.
+const UNEVEN_ROWS: u32 = 16;
+
+/// Parts that attention to what is kept is cut into. Lists that a budget makes are of any length, and the
+/// longest row would keep its few multiprocessors busy long after the others: twice as many parts take a
+/// fifth off a step over real keys. With few rows each has eight multiprocessors or more, and where lists are
+/// as long as each other, as those of `k` blocks are, more parts only cost.
+fn kept_splits(budget: Budget, of_kept: Problem) -> u32 {
+    let launches = of_kept.sequences * of_kept.q_heads.div_ceil(ROWS);
+    let uneven = budget.skip < 1.0 && launches >= UNEVEN_ROWS;
+    let launches = if uneven { launches.div_ceil(2) } else { launches };
+    split_count(launches, of_kept.max_tokens.div_ceil(BLOCK_TOKENS))
+}
+
 impl<E: SketchElement> Plan<E> {
     /// The stages of a step, in order.
     pub const STAGES: &[&str] = &["scan", "attend", "settle"];
@@ -117,9 +132,11 @@ impl<E: SketchElement> Plan<E> {
         }
         let rows = sequences * kv_heads;
         // Any number of blocks may have to be kept.
-        let kept = dense::Plan::new(device, head_by_head(problem, blocks * block))?;
-        let rung = dense::Plan::new(device, problem.dense())?;
         let groups = group.div_ceil(ROWS);
+        let of_kept = head_by_head(problem, blocks * block);
+        let kept = dense::Plan::rung(device, of_kept, [kept_splits(budget, of_kept); 2])?;
+        let few = few_split_count(rows * groups, max_tokens.div_ceil(BLOCK_TOKENS));
+        let rung = dense::Plan::rung(device, problem.dense(), [few; 2])?;
         let parts = scan_parts(rows * groups, max_tokens, budget.support.rule());
         let launch = LaunchShape::new((parts, kv_heads * groups, sequences), SCAN_THREADS).shared(shared);
         device.prepare(&kernel, launch)?;
