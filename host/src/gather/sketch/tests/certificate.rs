@@ -82,8 +82,8 @@ fn every_verdict_holds_for_every_shape() {
     }
 }
 
-/// Where lists are of any length and rows of blocks many, what is kept is cut finer than dense attention of as
-/// many rows is; lists of `k` blocks are not, nor few rows. The rung is cut finer everywhere.
+/// Where lists are of any length and rows of blocks many, what is kept is cut finer than dense attention of
+/// as many rows is; lists of `k` blocks are not, nor few rows. The rung is cut finer everywhere.
 #[test]
 fn lists_of_any_length_are_cut_finer() {
     let device = device();
