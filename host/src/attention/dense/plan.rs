@@ -97,7 +97,7 @@ pub struct Handles<E> {
     /// \[sequences\].
     pub lengths: Global<u32>,
     /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and bit 8 says
-    /// that it is one of many ([`DenseShape::MANY`], of which only a plan that is a rung knows); a block
+    /// that it is one of many ([`DenseShape::MANY`], of which only a rung's plan knows); a block
     /// whose words are 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query head
     /// h. `None` asks for all.
     pub wanted: Option<Global<u32>>,
@@ -150,13 +150,13 @@ impl<E: DenseElement> Plan<E> {
         Self::with_pairs_from(device, problem, PAIRS_FROM)
     }
 
-    /// A plan for rows that are wanted because something cheaper could not compute them, most of the time
-    /// none: those of [`MANY`](DenseShape::MANY) are cut into as many parts as the first of `splits` says,
-    /// others into the second.
+    /// A plan that cuts sequences as it is told, where their rows of blocks have unequal work: some of them
+    /// are short, or few of them wanted. Those of [`MANY`](DenseShape::MANY), and all where nobody says which
+    /// are wanted, are cut into as many parts as the first of `splits` says, others into the second.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub(crate) fn rung(device: &Device, problem: Problem, splits: [u32; 2]) -> Result<Self> {
+    pub(crate) fn with_splits(device: &Device, problem: Problem, splits: [u32; 2]) -> Result<Self> {
         Self::with(device, problem, PAIRS_FROM, Some(splits))
     }
 

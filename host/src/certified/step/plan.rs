@@ -145,7 +145,8 @@ impl<E: StepElement> StepPlan<E> {
         let mut shape = step_shape(problem, policy, layout)?;
         let kernels = E::step_kernels(head_dim, layout).ok_or(Error::StepHeadDim { head_dim })?;
         let kernels = kernels.within(device.info().max_shared_bytes);
-        let dense = dense::Plan::rung(device, problem.dense(), [shape.dense_splits, shape.rung_splits])?;
+        let dense =
+            dense::Plan::with_splits(device, problem.dense(), [shape.dense_splits, shape.rung_splits])?;
         let max_blocks = shape.max_blocks;
         let rows = kv_heads * shape.row_groups();
         let launches = sequences * rows;

@@ -131,12 +131,12 @@ impl<E: SketchElement> Plan<E> {
             return Err(Error::TooManyBlocks { tokens: max_tokens, block });
         }
         let rows = sequences * kv_heads;
-        // Any number of blocks may have to be kept.
         let groups = group.div_ceil(ROWS);
+        // Any number of blocks may have to be kept.
         let of_kept = head_by_head(problem, blocks * block);
-        let kept = dense::Plan::rung(device, of_kept, [kept_splits(budget, of_kept); 2])?;
+        let kept = dense::Plan::with_splits(device, of_kept, [kept_splits(budget, of_kept); 2])?;
         let few = few_split_count(rows * groups, max_tokens.div_ceil(BLOCK_TOKENS));
-        let rung = dense::Plan::rung(device, problem.dense(), [few; 2])?;
+        let rung = dense::Plan::with_splits(device, problem.dense(), [few; 2])?;
         let parts = scan_parts(rows * groups, max_tokens, budget.support.rule());
         let launch = LaunchShape::new((parts, kv_heads * groups, sequences), SCAN_THREADS).shared(shared);
         device.prepare(&kernel, launch)?;
