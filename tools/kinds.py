@@ -649,7 +649,7 @@ TABLES = {
     "tiles-h100": by_scheme,
     "sketch-h100": by_scheme,
     "sketch-narrow-h100": by_scheme,
-    "sketch-trace-h100": of_trace,
+    "sketch-trace-h200": of_trace,
     "codes-h100": by_scheme,
     "codes-28-4-h100": by_scheme,
     "ranks-h100": ranks,

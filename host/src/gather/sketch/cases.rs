@@ -229,7 +229,14 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         OutputBuffer::download("lse", &lse)?,
     ]);
     if step.apart {
-        outputs.push(OutputBuffer::download("masses", plan.masses())?);
+        // Of blocks that there are: nothing is written of others.
+        let masses = plan.masses().to_vec()?;
+        let of_sequence = masses.len() / lengths.len();
+        let masses = masses.chunks_exact(of_sequence).zip(lengths).flat_map(|(masses, length)| {
+            let written = length.div_ceil(budget.support.block) as usize * heads;
+            masses.chunks_exact(of_sequence / kv_heads as usize).flat_map(move |of_head| &of_head[..written])
+        });
+        outputs.push(OutputBuffer::new("masses", masses.map(|mass| mass.to_bits()).collect()));
     }
     Ok(outputs)
 }
