@@ -97,8 +97,8 @@ pub struct Handles<E> {
     /// \[sequences\].
     pub lengths: Global<u32>,
     /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and bit 8 says
-    /// that it is one of many ([`DenseShape::MANY`], of which only a rung's plan knows); a block
-    /// whose words are 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query head
+    /// that it is one of many ([`DenseShape::MANY`]: how finely it is cut, if the plan makes a difference); a
+    /// block whose words are 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query head
     /// h. `None` asks for all.
     pub wanted: Option<Global<u32>>,
     /// Whether keys and values are in the device's own memory: then a launch asks the L2 cache for its first
@@ -150,9 +150,9 @@ impl<E: DenseElement> Plan<E> {
         Self::with_pairs_from(device, problem, PAIRS_FROM)
     }
 
-    /// A plan that cuts sequences as it is told, where their rows of blocks have unequal work: some of them
-    /// are short, or few of them wanted. Those of [`MANY`](DenseShape::MANY), and all where nobody says which
-    /// are wanted, are cut into as many parts as the first of `splits` says, others into the second.
+    /// A plan that cuts sequences as it is told, where rows of blocks have unequal work: some are short, or
+    /// few are wanted. Rows marked [`MANY`](DenseShape::MANY), and all where nobody says which are wanted,
+    /// are cut into as many parts as the first of `splits` says, others into the second.
     ///
     /// # Errors
     /// As [`new`](Self::new).
