@@ -98,8 +98,8 @@ pub struct Handles<E> {
     pub lengths: Global<u32>,
     /// [sequences, kv_heads · row groups]: bit g of a word asks for row g of a group of eight, and bit 8 says
     /// that it is one of many ([`DenseShape::MANY`]: how finely it is cut, if the plan makes a difference); a
-    /// block whose words are 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query head
-    /// h. `None` asks for all.
+    /// block whose words are 0 leaves at once. Row `t · group + h` of a KV head is query token t of its query
+    /// head h. `None` asks for all.
     pub wanted: Option<Global<u32>>,
     /// Whether keys and values are in the device's own memory: then a launch asks the L2 cache for its first
     /// tiles while the one ahead of it still runs. From pinned host memory they would come over the bus twice
