@@ -214,7 +214,8 @@ impl<E: DenseElement> Plan<E> {
         self.shape
     }
 
-    /// Parts that a sequence of the full length is cut into.
+    /// Parts that a sequence of the full length is cut into: they follow from the problem, but for plans of
+    /// lists, which say how many.
     pub fn splits(&self) -> u32 {
         self.shape.splits
     }

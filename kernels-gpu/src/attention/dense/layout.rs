@@ -15,7 +15,7 @@ pub struct DenseShape {
     pub kv_heads: u32,
     /// Entries of a row of the block table.
     pub max_blocks: u32,
-    /// Parts that a sequence is cut into: [`split_count`].
+    /// Parts that a sequence is cut into: [`split_count`], or as many as who plans for lists wants.
     pub splits: u32,
     /// The same for rows of blocks whose word of wanted rows has no [`MANY`](Self::MANY): there are few of
     /// them, and each should have many multiprocessors.
