@@ -501,3 +501,34 @@ fn lists_of_other_extents_are_refused() {
     run(&mut lists, &mut entries, &mut promoted).unwrap();
     assert!(promoted[2].key_tiles > 0, "{promoted:?}");
 }
+
+/// An entry that wants neither keys nor values, which no kernel leaves, keeps its block quantized: the others
+/// are promoted on sight.
+#[test]
+fn what_is_listed_is_not_promoted_on_sight() {
+    let case = Case::<f16>::new(PROBLEM, &[(Input::Normal, 48)], 19);
+    let problem = case.batch.problem;
+    let policy = Policy { sight: 1e-9, ..renewed(SIGHTED, 4) };
+    let mut step = Step::new(problem, &policy).unwrap();
+    let heads = (problem.sequences * problem.q_heads) as usize;
+    for listed in [0, 1] {
+        let head = ListHead { entries: listed, ..ListHead::zeroed() };
+        let (mut lists, mut entries) = ([head; 3], [Entry { index: 1, rows: 0 }; 72]);
+        // No block is newer than the list, and any token is noticeable beside the mass that was.
+        let mut promoted = [Promoted { blocks: 3, ..Promoted::zeroed() }; 3];
+        let mut log_sums = vec![-100.0; heads];
+        let mut results = Results::new(problem);
+        let lists = Lists {
+            lists: &mut lists,
+            entries: &mut entries,
+            promoted: &mut promoted,
+            log_sums: &mut log_sums,
+            mode: mode::LISTED,
+            directory: None,
+        };
+        step.run_carried(case.slices(), lists, results.out()).unwrap();
+        for row in promoted {
+            assert_eq!([row.key_tiles, row.value_tiles], [3 - listed; 2], "{listed}");
+        }
+    }
+}

@@ -283,21 +283,32 @@ pub(super) struct Visits<'a> {
     pub(super) trailing: bool,
 }
 
+/// A visit to a block.
+#[derive(Clone, Copy)]
+pub(super) struct Visit {
+    /// What it wants: of a quantized block nothing.
+    pub(super) entry: Entry,
+    /// Whether the block comes by itself, not by an entry: then it may be promoted on sight.
+    pub(super) by_itself: bool,
+}
+
 impl<'a> Visits<'a> {
-    /// The visits of a warp, in their order: entries that want nothing are quantized.
+    /// The visits of a warp, in their order.
     #[inline(always)]
-    pub(super) fn of(self, warp: usize) -> impl Iterator<Item = Entry> + 'a {
+    pub(super) fn of(self, warp: usize) -> impl Iterator<Item = Visit> + 'a {
         let Visits { blocks: [first, end], warps, split: [split, splits], full, entries, listed, .. } = self;
         let quantized = (first + warp..end).step_by(warps).filter(move |index| !Used::has(listed, *index));
-        let quantized = quantized.map(|index| Entry { index: index as u32, rows: 0 });
+        let quantized =
+            quantized.map(|index| Visit { entry: Entry { index: index as u32, rows: 0 }, by_itself: true });
         let count = entries.len() + usize::from(self.trailing);
         let promoted = (split * warps + warp..count).step_by(splits * warps).filter_map(move |e| {
-            match entries.get(e) {
+            let entry = match entries.get(e) {
                 // Of a sequence that was longer.
-                Some(entry) if entry.index >= full => None,
-                Some(entry) => Some(*entry),
-                None => Some(Entry { index: full, rows: u32::MAX }),
-            }
+                Some(entry) if entry.index >= full => return None,
+                Some(entry) => *entry,
+                None => Entry { index: full, rows: u32::MAX },
+            };
+            Some(Visit { entry, by_itself: false })
         });
         quantized.chain(promoted)
     }
@@ -307,7 +318,7 @@ impl<'a> Visits<'a> {
     pub(super) fn deal<T>(self, pieces: Pieces, left: &mut [Option<T>]) -> Vec<Vec<Option<T>>> {
         let of_piece = |piece| {
             let visits = pieces.warps_of(piece).flat_map(|warp| self.of(warp));
-            visits.map(|entry| left.get_mut(entry.index as usize)?.take()).collect()
+            visits.map(|visit| left.get_mut(visit.entry.index as usize)?.take()).collect()
         };
         (0..pieces.count).map(of_piece).collect()
     }

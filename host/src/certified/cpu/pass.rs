@@ -1,7 +1,7 @@
 //! The pass over blocks: what a thread block of `attend` does, and one of `carry`, which has a list besides.
 
 use super::gather::{Gather, Rows, Visited, Waiting};
-use super::list::Visits;
+use super::list::{Visit, Visits};
 use super::original::{exact_scores, largest_norm, originals};
 use super::query::{CONTRACTIONS, Queries};
 use super::tile::{Unpacked, add_values};
@@ -207,7 +207,7 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
         let Pass { view, group, visits, pieces, piece, least, notes, gathered, scratch, results, .. } = self;
         // The first block comes while the queries are loaded.
         if let Some(first) = visits.of(piece).next() {
-            view.prefetch::<L, D>(group, first);
+            view.prefetch::<L, D>(group, first.entry);
         }
         scratch.queries.load::<E, L, D>(view.rows::<D>(group), view.shape.softmax_scale);
         let (noted, gathers) = (!notes.is_empty(), !gathered.is_empty());
@@ -215,18 +215,18 @@ impl<E: Half, const D: usize> Work for Pass<'_, E, D> {
         let mut gathered = gathered.iter_mut();
         for (warp, result) in pieces.warps_of(piece).zip(results) {
             let mut state = Warp::begin::<D>(scratch, noted, gathers);
-            let mut entries = visits.of(warp).peekable();
+            let mut own = visits.of(warp).peekable();
             let mut sighted = Vec::new();
-            while let Some(entry) = entries.next() {
-                let after = match entries.peek() {
+            while let Some(Visit { entry, by_itself }) = own.next() {
+                let after = match own.peek() {
                     Some(after) => Some(*after),
                     None => visits.of(warp + pieces.count).next(),
                 };
                 if let Some(after) = after {
-                    view.prefetch::<L, D>(group, after);
+                    view.prefetch::<L, D>(group, after.entry);
                 }
                 let mut note = notes.next().flatten();
-                let room = entry.rows == 0 && sighted.len() < SIGHTED as usize;
+                let room = by_itself && sighted.len() < SIGHTED as usize;
                 let least = if room { &least } else { &NEVER };
                 if state.visit::<E, L, D>(&view, group, entry, note.as_deref_mut(), least, scratch) {
                     let entry = Entry { rows: 0xffff, ..entry };
