@@ -588,7 +588,7 @@ def questions(records):
                       for row in record.data["summary"]["rows"] if row["kv"] == name)
             for name in ("certified/resident=0", "int8-int4")}
     if lost["certified/resident=0"] >= 0.0002:
-        raise Wrong("tools/tables.py: what the README says of perplexity is not so any more")
+        raise Wrong("tools/tables.py: certified loses more perplexity than the README's text allows for")
     # A constant number of keys, and codes of vectors.
     million = dict(shapes([few]))["f16", 28, 4, 1, 1048576]
     over_dense = {row["kv"]: math.expm1(row["delta"]) for row in text.data["summary"]["rows"]}
