@@ -587,8 +587,11 @@ def questions(records):
     lost = {name: max(abs(math.expm1(row["delta"])) for record in (short, long)
                       for row in record.data["summary"]["rows"] if row["kv"] == name)
             for name in ("certified/resident=0", "int8-int4")}
-    if lost["certified/resident=0"] >= 0.0002:
-        raise Wrong("tools/tables.py: certified loses more perplexity than the README's text allows for")
+    # The figure is printed. That it is chance is what makes it an answer, and evaluation.md says so too.
+    intervals = [row["delta_interval"] for record in (short, long) for row in record.data["summary"]["rows"]
+                 if row["kv"] == "certified/resident=0"]
+    if not intervals or any(not held["low"] <= 0.0 <= held["high"] for held in intervals):
+        raise Wrong("tools/tables.py: that certified shows no difference of perplexity is not so any more")
     # A constant number of keys, and codes of vectors.
     million = dict(shapes([few]))["f16", 28, 4, 1, 1048576]
     over_dense = {row["kv"]: math.expm1(row["delta"]) for row in text.data["summary"]["rows"]}
