@@ -302,14 +302,20 @@ pub(crate) fn quantize<E: CacheElement>(
     Ok(all)
 }
 
+/// Keys and values in page-locked host memory. All pools are the same, and what comes over the bus is in
+/// nobody's cache: one copy will do.
+pub(crate) fn in_host<E: CacheElement>(input: &Input<E>, stream: &Stream) -> Result<[Pinned<E>; 2]> {
+    let pinned = |from: &Buffer<E>| -> Result<Pinned<E>> {
+        let mut to = Pinned::zeroed(&input.device, from.len())?;
+        stream.download(from, 0, &mut to)?;
+        Ok(to)
+    };
+    let pool = &input.pools[0];
+    Ok([pinned(pool.keys())?, pinned(pool.values())?])
+}
+
 impl<E: CacheElement> Host<E> {
-    /// All pools are the same, and what comes over the bus is in nobody's cache: one copy will do.
     fn new(input: &Input<E>, geometry: Geometry, blocks: u32, stream: &Stream) -> Result<Self> {
-        let pinned = |from: &Buffer<E>| -> Result<Pinned<E>> {
-            let mut to = Pinned::zeroed(&input.device, from.len())?;
-            stream.download(from, 0, &mut to)?;
-            Ok(to)
-        };
         // No more than there are. The pool has all of them twice, keys and values, so they can be numbered.
         let slots = blocks.min(input.table.pool_blocks()) * input.problem.kv_heads;
         let scratch = match slots {
@@ -321,9 +327,10 @@ impl<E: CacheElement> Host<E> {
             directory.extend([u64::MAX, u64::from(Scratch::EMPTY)]);
         }
         let tile = geometry.layout().elements() as usize;
+        let [keys, values] = in_host(input, stream)?;
         Ok(Host {
-            keys: pinned(input.pools[0].keys())?,
-            values: pinned(input.pools[0].values())?,
+            keys,
+            values,
             near: Buffer::zeroed(&input.device, scratch.tiles() as usize * tile)?,
             directory: Buffer::from_slice(&input.device, &directory)?,
             scratch,

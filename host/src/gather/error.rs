@@ -17,6 +17,9 @@ pub enum Error {
     /// What attention over the chosen blocks refuses.
     #[error(transparent)]
     Exact(#[from] crate::attention::dense::Error),
+    /// What attention by codes refuses.
+    #[error(transparent)]
+    Codes(#[from] crate::certified::Error),
     /// A setting that is 0.
     #[error("{what} is 0; give it at least one block")]
     Empty {
@@ -202,6 +205,7 @@ impl From<Error> for kv::Error {
         match error {
             Error::Device(error) => error.into(),
             Error::Exact(error) => error.into(),
+            Error::Codes(error) => error.into(),
             error @ (Error::Empty { .. }
             | Error::Block { .. }
             | Error::Bits { .. }

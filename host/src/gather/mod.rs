@@ -34,6 +34,7 @@ pub use plan::{Chosen, Handles, Plan};
 pub use ranking::{List, Ranking, Score};
 pub use ranks::Ranks;
 pub use staging::StagedCache;
+pub use tiles::{ByBounds, BySketches, CodedCache, OverCodes, SketchedCodes};
 pub use tiles::{TiledCache, TiledElement, TiledPlan};
 
 use crate::kv::{HeadReport, Held, Kind, OptionSpec, Preset, Scheme, Selection, System, proof};
@@ -149,7 +150,7 @@ pub static SYSTEM: System = System {
             OptionSpec {
                 name: tiles::OPTION,
                 about: "what steps read of a block, its originals or codes of 8-bit keys and 4-bit values, as int8-int4 \
-                        has them; not with :certified, staging, score, list, ranks, dense, audit",
+                        has them; not with staging, score, list, ranks, dense, audit",
                 kind: Kind::Word(&["f16", tiles::CODES]),
             },
             OptionSpec {
@@ -188,6 +189,7 @@ pub static SYSTEM: System = System {
                 Asked::OnDevice(support) => Box::new(GatherCache::new(opening, support)?),
                 Asked::Codes(support) => Box::new(TiledCache::new(opening, support)?),
                 Asked::InHost(support, slots) => Box::new(StagedCache::new(opening, support, slots)?),
+                Asked::Certified(budget) if budget.codes => Box::new(SketchedCodes::new(opening, budget)?),
                 Asked::Certified(budget) => Box::new(sketch::SketchedCache::new(opening, budget)?),
             })
         },

@@ -163,7 +163,8 @@ impl Judge {
             } else {
                 rung::QUANTIZED
             },
-            unused: [0; 2],
+            log_sum: f32::INFINITY,
+            unused: 0,
         };
         if why == 0 {
             return of_step;
@@ -211,7 +212,9 @@ impl Exact {
     pub fn certificate(self, of_step: Certificate, rung_and_reason: u32) -> Certificate {
         let Exact { e_key, e_round, delta, .. } = self;
         let likely = e_key + e_round;
-        Certificate { e_key, e_val: 0.0, e_round, likely, tail_mass: 0.0, delta, rung_and_reason, ..of_step }
+        let log_sum = f32::INFINITY;
+        let of_step = Certificate { e_val: 0.0, tail_mass: 0.0, log_sum, ..of_step };
+        Certificate { e_key, e_round, likely, delta, rung_and_reason, ..of_step }
     }
 }
 

@@ -140,8 +140,11 @@ pub struct Certificate {
     pub promoted_values: u32,
     /// [`rung`] in the low half, [`reason`] in the high one.
     pub rung_and_reason: u32,
+    /// What the natural log-sum-exp that comes with the output may be off by, rounding included, but for the
+    /// probability of [`likely`](Self::likely). Infinite where it is not that of a step of one pass.
+    pub log_sum: f32,
     #[doc(hidden)]
-    pub unused: [u32; 2],
+    pub unused: u32,
 }
 
 impl Certificate {
@@ -157,7 +160,8 @@ impl Certificate {
         promoted_keys: 0,
         promoted_values: 0,
         rung_and_reason: rung::QUANTIZED,
-        unused: [0; 2],
+        log_sum: f32::INFINITY,
+        unused: 0,
     };
 
     /// Row `row`.

@@ -126,6 +126,11 @@ impl<E: CacheElement> TieredCache<E> {
         self.keys.global()
     }
 
+    /// Their values.
+    pub(crate) fn original_values(&self) -> Global<E> {
+        self.values.global()
+    }
+
     /// The keys of each sequence's fresh block, [sequences, kv_heads, 16, head_dim].
     pub(crate) fn fresh_keys(&self) -> Result<Global<E>> {
         let [first, end] = [0, self.extents.sequences].map(|block| self.fresh_elements(0, block));

@@ -466,7 +466,8 @@ mod tests {
             promoted_keys: 0,
             promoted_values: 0,
             rung_and_reason,
-            unused: [0; 2],
+            log_sum: 0.0,
+            unused: 0,
         }
     }
 

@@ -5,7 +5,8 @@ use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::Buffer;
 use crate::attention::StepProblem;
 use crate::kv::{
-    Appended, Beside, Forking, HeadReport, Held, Opening, PagedCache, Result, Sequences, Source, Step,
+    Appended, Beside, Forking, Geometry, HeadReport, Held, Opening, PagedCache, Result, Sequences, Source,
+    Step,
 };
 use half::f16;
 use kernels_gpu::gather::sketch::{Verdict, sketch_words, tiles_of};
@@ -42,12 +43,7 @@ impl SketchedCache {
         let Opening { device, geometry, capacity, .. } = *opening;
         let sequences = Sequences::new(device, geometry, capacity);
         let budget = budget.checked()?;
-        let dense = sequences.fitting(|dense, _| {
-            let rows = geometry.kv_heads as u64 * geometry.layers as u64;
-            let tiles = u64::from(dense.sequences) * u64::from(tiles_of(dense.max_tokens));
-            let sketches = u64::from(4 * sketch_words(dense.head_dim, budget.bits));
-            sketches.saturating_mul(tiles * rows).saturating_add(scratch_bytes(dense.into(), budget))
-        })?;
+        let dense = sequences.fitting(|dense, _| needed_bytes(geometry, dense.into(), budget))?;
         let problem = StepProblem::from(dense);
         let plan = Plan::new(device, problem, budget)?;
         let lse = Buffer::new(device, dense.query_rows())?;
@@ -56,6 +52,22 @@ impl SketchedCache {
             Ok(Sketched { sketches: Sketches::new(device, problem, budget)?, index })
         })
     }
+}
+
+/// Bytes of the sketches of all layers, and of a plan's scratch.
+pub(in crate::gather) fn needed_bytes(geometry: Geometry, problem: StepProblem, budget: Budget) -> u64 {
+    let rows = geometry.kv_heads as u64 * geometry.layers as u64;
+    let tiles = u64::from(problem.sequences) * u64::from(tiles_of(problem.max_tokens));
+    let sketches = u64::from(4 * sketch_words(problem.head_dim, budget.bits));
+    sketches.saturating_mul(tiles * rows).saturating_add(scratch_bytes(problem, budget))
+}
+
+/// Verdicts [layers, sequences, q_heads] as reports on the heads of sequences that are there.
+pub(in crate::gather) fn head_reports(verdicts: &Buffer<Verdict>, held: Held<'_>) -> Result<Vec<HeadReport>> {
+    let verdicts = verdicts.to_vec()?;
+    let rows = verdicts.chunks_exact(held.geometry.q_heads).zip(held.sequences.iter().cycle());
+    let there = rows.filter(|(_, tokens)| tokens.is_some());
+    Ok(there.flat_map(|(row, _)| row).map(|verdict| HeadReport::from(*verdict)).collect())
 }
 
 impl From<Verdict> for HeadReport {
@@ -103,6 +115,7 @@ unsafe impl Beside for BySketches {
             output,
             lse: self.lse.global_mut(),
             verdicts: self.verdicts.global_range_mut(layer.index * rows..(layer.index + 1) * rows)?,
+            codes: None,
         };
         // SAFETY: buffers of this device, host memory on the CPU, long enough as the cache has seen; the
         // table's blocks are those of the pool. Dropping a buffer waits for the device.
@@ -118,9 +131,6 @@ unsafe impl Beside for BySketches {
     }
 
     fn report(&self, _: &[&Sketched], held: Held<'_>) -> Result<Vec<HeadReport>> {
-        let verdicts = self.verdicts.to_vec()?;
-        let rows = verdicts.chunks_exact(held.geometry.q_heads).zip(held.sequences.iter().cycle());
-        let there = rows.filter(|(_, tokens)| tokens.is_some());
-        Ok(there.flat_map(|(row, _)| row).map(|verdict| HeadReport::from(*verdict)).collect())
+        head_reports(&self.verdicts, held)
     }
 }

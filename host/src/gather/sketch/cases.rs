@@ -2,9 +2,11 @@
 //! from none to nearly all, heads that go to the dense rung, hostile numbers.
 
 use super::elements::SketchElement;
-use super::{Budget, Handles, Plan, SketchHandles, Sketches};
+use super::{Budget, CodeHandles, Handles, OF_CODES, Plan, SketchHandles, Sketches};
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks, thrice};
+use crate::certified::StepHandles;
+use crate::certified::proof::Trial;
 use crate::check::{Case, CaseError, Coverage, OutputBuffer, OutputElement, poisoned};
 use crate::gather::Support;
 use crate::{Device, Stream};
@@ -38,7 +40,7 @@ const STEP: Step = Step {
     kv_heads: 2,
     group: 4,
     max_tokens: 160,
-    budget: Budget { support: Support { k: 1, block: 16, local: 2 }, bits: 4, skip: 0.2 },
+    budget: Budget { support: Support { k: 1, block: 16, local: 2 }, bits: 4, skip: 0.2, codes: false },
     race_check: false,
     apart: false,
     shared_bytes: u32::MAX,
@@ -58,10 +60,17 @@ fn steps(coverage: Coverage) -> Vec<Step> {
         race_check: true,
         ..STEP
     };
+    let codes = Budget { codes: true, skip: 0.5, ..STEP.budget };
+    let coded = Step { budget: codes, ..small };
     if coverage == Coverage::Small {
-        return vec![small, wide, several, Step { shared_bytes: LEAN, ..small }];
+        return vec![small, wide, several, coded, Step { shared_bytes: LEAN, ..small }];
     }
-    let mut steps = vec![small, wide, several, STEP];
+    let mut steps = vec![small, wide, several, coded, STEP];
+    for (inputs, group) in [(STEP.inputs, 4), (&[Input::Sharp, Input::Constant, Input::Outlier], 11)] {
+        steps.push(Step { inputs, group, budget: codes, ..STEP });
+    }
+    let long = Budget { skip: 0.05, ..codes };
+    steps.push(Step { lengths: &[2250, 1000], kv_heads: 1, max_tokens: 2304, budget: long, ..STEP });
     // Rows of blocks enough that what is kept of them is cut finer than dense attention is.
     let lengths = &[2250, 1, 700, 33, 2304, 17, 129, 1000];
     steps.push(Step { lengths, max_tokens: 4608, race_check: true, ..STEP });
@@ -78,7 +87,8 @@ fn steps(coverage: Coverage) -> Vec<Step> {
     let none = Budget { skip: 1e-6, ..STEP.budget };
     steps.push(Step { lengths: &[160, 79], budget: none, ..STEP });
     if coverage == Coverage::Full {
-        let long = Budget { skip: 0.02, support: Support { k: 32, block: 16, local: 4 }, bits: 4 };
+        let support = Support { k: 32, block: 16, local: 4 };
+        let long = Budget { skip: 0.02, support, ..STEP.budget };
         steps.push(Step {
             lengths: &[140_000, 90_007],
             inputs: &[Input::Normal, Input::Duplicates],
@@ -147,15 +157,16 @@ pub(in super::super) fn cases(coverage: Coverage) -> Vec<Case> {
 
 fn add<E: SketchElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head_dim: u32) {
     let Step { group, kv_heads, budget, shared_bytes, .. } = step;
-    let Budget { support: Support { k, block, local }, bits, skip } = budget;
+    let Budget { support: Support { k, block, local }, bits, skip, codes } = budget;
     let kernels =
         (E::scan_kernel(head_dim, bits, shared_bytes), E::sketch_kernel(bits), E::settle_kernel(head_dim));
     let (Some((scan, _)), Some(sketch), Some(settle)) = kernels else { return };
     let lean = if shared_bytes == LEAN { " in 99 KiB" } else { "" };
     let apart = if step.apart { " far apart" } else { "" };
+    let by = if codes { " by codes" } else { "" };
     let lengths = step.lengths.iter().take(12).map(u32::to_string).collect::<Vec<_>>().join(",");
     let label = format!(
-        "heads={}/{kv_heads} k={k} block={block} local={local} skip={skip} of {}{apart}{lean}: {lengths}",
+        "heads={}/{kv_heads} k={k} block={block} local={local} skip={skip} of {}{apart}{lean}{by}: {lengths}",
         group * kv_heads,
         step.max_tokens
     );
@@ -163,6 +174,23 @@ fn add<E: SketchElement + OutputElement>(cases: &mut Vec<Case>, step: Step, head
     let case = case.and(sketch.info()).and(decide::kernel().info()).and(settle.info());
     let case = case.within(shared_bytes);
     cases.push(if step.race_check { case.race_checked() } else { case });
+}
+
+/// A batch's codes, as a cache over codes has them.
+pub(super) fn coded<E: SketchElement>(
+    device: &Device,
+    batch: &Batch<E>,
+) -> crate::certified::Result<Trial<E>> {
+    let trial = Trial::new(device, batch.problem, batch.blocks())?;
+    let mut trial = trial.with_rounding(OF_CODES.rounding(0));
+    trial.load(batch)?;
+    Ok(trial)
+}
+
+/// What a step reads of them.
+pub(super) fn code_handles<E: SketchElement>(coded: &mut Trial<E>) -> CodeHandles<E> {
+    let StepHandles { tiles, annotations, near, .. } = coded.handles();
+    CodeHandles { tiles, annotations, near }
 }
 
 /// Sketches by chunks of several lengths, then a step.
@@ -186,6 +214,7 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         Ok(unsafe { sketches.sketch_on(&stream, (0, tokens), false, handles) }?)
     })?;
     let mut plan = Plan::<E>::new(device, problem, budget)?;
+    let mut coded = if budget.codes { Some(coded(device, &batch)?) } else { None };
     let rows = (sequences * q_heads) as usize;
     let mut output = poisoned::<f32>(&stream, rows * head_dim as usize)?;
     let mut lse = poisoned::<f32>(&stream, rows)?;
@@ -200,6 +229,7 @@ fn run<E: SketchElement>(device: &Device, step: Step, head_dim: u32) -> Result<V
         output: output.global_mut(),
         lse: lse.global_mut(),
         verdicts: verdicts.global_mut(),
+        codes: coded.as_mut().map(code_handles),
     };
     // Of the short ones twice: what the launches count in must be as it was.
     if step.race_check {

@@ -12,10 +12,11 @@ use crate::simd_level::Level;
 use choose::{Totals, choose};
 use kernels_gpu::attention::ROWS;
 use kernels_gpu::attention::outward::{norm_bound, reciprocal};
+use kernels_gpu::certified::Certificate;
 use kernels_gpu::gather::Extent;
 use kernels_gpu::gather::sketch::{
-    Annotation, Deal, Facts, ScanShape, SettleShape, SketchShape, Skipped, TILE_TOKENS, Verdict, Whole,
-    channel, code, code_word, code_words, error, heads_of, largest_code, sketch_words, tiles_of,
+    Annotation, Codes, Deal, Facts, ScanShape, SettleShape, SketchShape, Skipped, TILE_TOKENS, Verdict,
+    Whole, channel, code, code_word, code_words, error, heads_of, largest_code, sketch_words, tiles_of,
 };
 use masses::{Part, masses};
 use rayon::prelude::*;
@@ -186,6 +187,8 @@ pub(super) struct Settling<'a, E> {
     pub queries: &'a [E],
     pub output: &'a [f32],
     pub lse: &'a [f32],
+    /// Of each head, where what is kept is attended to by codes.
+    pub certificates: &'a [Certificate],
     pub lengths: &'a [u32],
     pub skipped: &'a [Skipped],
     pub whole: &'a [Whole],
@@ -220,6 +223,7 @@ pub(super) fn settle<E: SketchElement>(
             output: norm(&from.output[head * dim..][..dim]),
             lse: from.lse[head],
             length: from.lengths[row / heads].min(shape.scan.max_blocks * BLOCK_TOKENS),
+            codes: from.certificates.get(head).map(Codes::of),
         };
         *verdict = if dim == 64 {
             kernels_gpu::gather::sketch::verdict::<E, 64>(&facts, shape)

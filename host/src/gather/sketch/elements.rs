@@ -1,6 +1,7 @@
 //! The kernels' instances by element type.
 
 use super::super::GatherElement;
+use crate::certified::CacheElement;
 use half::{bf16, f16};
 use kernels_gpu::gather::sketch::{scan, scan_bytes, scan_lean, scan_lean_bytes, settle, sketch};
 use simt::Kernel;
@@ -16,7 +17,7 @@ pub type Scan<E> = Kernel<scan::Args<E>>;
 pub type Settle<E> = Kernel<settle::Args<E>>;
 
 /// An element type that the kernels have instances for: f16 and bf16.
-pub trait SketchElement: GatherElement {
+pub trait SketchElement: GatherElement + CacheElement {
     /// The instance for so many bits.
     #[doc(hidden)]
     fn sketch_kernel(bits: u32) -> Option<Sketch<Self>>;

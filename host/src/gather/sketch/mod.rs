@@ -11,6 +11,7 @@ mod cache;
 mod cases;
 mod cpu;
 mod elements;
+mod kept;
 mod plan;
 mod pool;
 #[cfg(test)]
@@ -18,8 +19,10 @@ mod tests;
 mod workload;
 
 pub use cache::SketchedCache;
+pub(super) use cache::{head_reports, needed_bytes};
 pub(super) use cases::cases;
-pub use plan::{Handles, Plan};
+pub(super) use kept::OF_CODES;
+pub use plan::{CodeHandles, Handles, Plan};
 pub use pool::{SketchHandles, Sketches};
 pub(super) use workload::open;
 
@@ -48,12 +51,15 @@ pub struct Budget {
     /// The share of a head's mass that may be left out, above 0 and at most 1: with 1 the `k` best blocks are
     /// kept whatever they leave out.
     pub skip: f32,
+    /// Whether what is kept is attended to by codes, keys of 8 bits and values of 4, in place of the
+    /// originals: these are read for heads over their budget alone.
+    pub codes: bool,
 }
 
 impl Budget {
     /// The default: at most 2 % of a head's mass, keys in 4 bits, blocks of 32 tokens.
     pub const CERTIFIED: Budget =
-        Budget { support: Support { k: 32, block: 32, local: 4 }, bits: 4, skip: 0.02 };
+        Budget { support: Support { k: 32, block: 32, local: 4 }, bits: 4, skip: 0.02, codes: false };
 
     /// What a selection says.
     pub(super) fn of(selection: &Selection) -> Self {
@@ -62,6 +68,7 @@ impl Budget {
             support: Support::of_options(selection, own.support),
             bits: if selection.word("sketch", "4") == "8" { 8 } else { 4 },
             skip: selection.number("skip", f64::from(own.skip)) as f32,
+            codes: super::tiles::asked(selection),
         }
     }
 
@@ -89,5 +96,6 @@ pub(super) fn step_bytes(budget: Budget, head_dim: u32, tokens: u64) -> f64 {
     let kept = budget.support.kept(tokens.min(super::MOST_TOKENS.into()) as u32);
     let words = kernels_gpu::gather::sketch::sketch_words(head_dim, budget.bits);
     let sketch = f64::from(4 * words) / f64::from(kernels_gpu::gather::sketch::TILE_TOKENS);
-    sketch * tokens as f64 + f64::from(4 * head_dim) * f64::from(kept)
+    let token = if budget.codes { super::tiles::token_bytes(head_dim) } else { f64::from(4 * head_dim) };
+    sketch * tokens as f64 + token * f64::from(kept)
 }

@@ -4,9 +4,11 @@ use super::super::plan::head_by_head;
 use super::super::{Chosen, Error, FEW_HEAD_DIMS, MOST_COUNTED, Result, Support, length};
 use super::cpu::{self, Scanning, Settling};
 use super::elements::{Scan, Settle, SketchElement};
+use super::kept::{Kept, OfStep};
 use super::{Budget, WHAT};
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
+use crate::certified::{Annotation, Near};
 use crate::check::poisoned;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
@@ -42,6 +44,21 @@ pub struct Handles<E> {
     pub lse: GlobalMut<f32>,
     /// What is known of each head, [sequences, q_heads].
     pub verdicts: GlobalMut<Verdict>,
+    /// What a plan reads of the kept blocks whose budget asks for [codes](Budget::codes); nothing otherwise.
+    /// Keys and values above are then for heads over their budget alone, and for the last block of 16 tokens
+    /// where `near` does not have it.
+    pub codes: Option<CodeHandles<E>>,
+}
+
+/// Codes of the pool, as [`StepHandles`](crate::certified::StepHandles) has them.
+#[derive(Clone, Copy, Debug)]
+pub struct CodeHandles<E> {
+    /// Quantized blocks, [blocks, kv_heads] of tiles in the compact layout.
+    pub tiles: Global<u32>,
+    /// Their annotations, [blocks, kv_heads].
+    pub annotations: Global<Annotation>,
+    /// Originals in the GPU's memory.
+    pub near: Near<E>,
 }
 
 /// The launches of a step, [`step_on`](Self::step_on): [`scan_on`](Self::scan_on),
@@ -60,7 +77,7 @@ pub struct Plan<E: SketchElement> {
     shape: SettleShape,
     scratch: Scratch,
     chosen: Chosen,
-    kept: dense::Plan<E>,
+    kept: Kept<E>,
     rung: dense::Plan<E>,
 }
 
@@ -134,7 +151,7 @@ impl<E: SketchElement> Plan<E> {
         // Any number of blocks may have to be kept.
         let of_kept = head_by_head(problem, blocks * block);
         let splits = kept_splits(budget, rows * groups, of_kept.max_tokens.div_ceil(BLOCK_TOKENS));
-        let kept = dense::Plan::with_splits(device, of_kept, [splits; 2])?;
+        let kept = Kept::new(device, of_kept, budget, splits)?;
         let rung = dense::Plan::new(device, problem.dense())?;
         let parts = scan_parts(rows * groups, max_tokens, budget.support.rule());
         let launch = LaunchShape::new((parts, kv_heads * groups, sequences), SCAN_THREADS).shared(shared);
@@ -150,7 +167,8 @@ impl<E: SketchElement> Plan<E> {
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
             budget_log2: simt::math::log2(budget.skip),
         };
-        let shape = SettleShape { scan, budget: budget.skip, splits: [kept.splits(), rung.splits()] };
+        let splits = [kept.splits(), rung.splits()];
+        let shape = SettleShape { scan, budget: budget.skip, splits, codes: budget.codes as u32 };
         let heads = heads_of(group) as usize;
         let (rows, all) = (rows as usize, rows as usize * blocks as usize);
         let parts = rows * parts as usize;
@@ -168,7 +186,7 @@ impl<E: SketchElement> Plan<E> {
             whole: Buffer::zeroed(device, rows)?,
             wanted: Buffer::zeroed(device, rows * groups as usize)?,
         };
-        let chosen = Chosen::new(device, kept.problem(), blocks)?;
+        let chosen = Chosen::new(device, of_kept, blocks)?;
         let device = device.clone();
         Ok(Plan {
             device,
@@ -218,6 +236,12 @@ impl<E: SketchElement> Plan<E> {
         (*skipped, *whole) = (poisoned(stream, skipped.len())?, poisoned(stream, whole.len())?);
         *wanted = poisoned(stream, wanted.len())?;
         Ok(())
+    }
+
+    /// What the last step's codes are known to be off by, [sequences, q_heads]; none where there are none.
+    #[cfg(test)]
+    pub(super) fn certificates(&self) -> &Buffer<crate::certified::Certificate> {
+        self.kept.certificates()
     }
 
     /// Judges by another budget than is chosen by.
@@ -302,7 +326,8 @@ impl<E: SketchElement> Plan<E> {
     /// - the memory behind every handle is there, reached by the stream's device, and written by nothing
     ///   else; with `slices` it is host memory;
     /// - each length is at most the problem's `max_tokens`, and each table entry that a length reaches is a
-    ///   block of the pool.
+    ///   block of the pool;
+    /// - codes are of a pool of as many blocks, those of the table that are full quantized.
     ///
     /// # Errors
     /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
@@ -380,13 +405,12 @@ impl<E: SketchElement> Plan<E> {
     /// As [`scan_on`](Self::scan_on).
     pub unsafe fn attend_on(&mut self, stream: &Stream, slices: bool, handles: &Handles<E>) -> Result<()> {
         self.check(stream, handles)?;
-        let Handles { queries, keys, values, output, lse, .. } = *handles;
+        let Handles { queries, keys, values, output, lse, codes, .. } = *handles;
         let (table, lengths) = (self.chosen.entries.global(), self.chosen.kept.global());
-        let handles =
-            dense::Handles { queries, keys, values, table, lengths, wanted: None, near: true, output, lse };
+        let of_step = OfStep { queries, keys, values, codes, table, lengths, output, lse };
         // SAFETY: what was chosen are blocks of the sequences, in the pool by the caller's word, and their
-        // tokens; the rest is this function's contract.
-        Ok(unsafe { self.kept.attend_on(stream, slices, handles) }?)
+        // tokens, of which all but the last block of 16 are full; the rest is this function's contract.
+        unsafe { self.kept.attend_on(stream, slices, of_step) }
     }
 
     /// Judges every head of [`attend_on`](Self::attend_on), and attends to all of the sequence for those over
@@ -404,6 +428,7 @@ impl<E: SketchElement> Plan<E> {
         let Handles { queries, keys, values, table, lengths, output, lse, verdicts, .. } = *handles;
         let Scratch { skipped, whole, wanted, .. } = &mut self.scratch;
         let (skipped, whole) = (skipped.global(), whole.global());
+        let certificates = self.kept.certificates().global();
         let rung = dense::Handles {
             queries,
             keys,
@@ -423,6 +448,7 @@ impl<E: SketchElement> Plan<E> {
                     queries: slice(queries),
                     output: slice(output.as_const()),
                     lse: slice(lse.as_const()),
+                    certificates: slice(certificates),
                     lengths: slice(lengths),
                     skipped: slice(skipped),
                     whole: slice(whole),
@@ -435,6 +461,7 @@ impl<E: SketchElement> Plan<E> {
                 queries,
                 output: output.as_const(),
                 lse: lse.as_const(),
+                certificates,
                 lengths,
                 skipped,
                 whole,
@@ -464,6 +491,7 @@ impl<E: SketchElement> Plan<E> {
         length("the buffer of verdicts", handles.verdicts.len(), rows)?;
         length("the buffer of lengths", handles.lengths.len(), sequences)?;
         length("the block table", handles.table.len(), sequences * self.shape.scan.max_blocks as usize)?;
+        length("what is given of codes", usize::from(handles.codes.is_some()), self.budget.codes.into())?;
         let block = BLOCK_TOKENS as usize * kv_heads * dim;
         length("the buffer of keys", handles.keys.len(), handles.keys.len() / block * block)?;
         length("the buffer of values", handles.values.len(), handles.keys.len())?;

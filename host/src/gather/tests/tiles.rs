@@ -28,7 +28,10 @@ fn what_there_is_for_originals_alone_is_refused() {
         let expected = format!("{name} does not go with tiles=int8-int4; leave {name} out, or tiles");
         assert!(refused(&format!("gather/tiles=int8-int4/{option}")).contains(&expected), "{option}");
     }
-    assert!(refused("gather:certified/tiles=int8-int4").contains(":certified does not go with tiles"));
+    for option in ["staging=4", "audit=0.5", "score=mean", "list=query", "ranks=one", "dense=1"] {
+        let name = option.split('=').next().expect("a name");
+        assert!(refused(&format!("gather:certified/tiles=int8-int4/{option}")).contains(name), "{option}");
+    }
     assert!(refused("gather:quest/tiles=int8-int4").contains("add dense=0"));
     assert!(refused("gather/tiles=int8-int4/skip=0.1").contains("gather:certified"));
     assert!("gather:quest/tiles=int8-int4/dense=0".parse::<Selection>().is_ok());

@@ -1,21 +1,82 @@
-//! Keys in 8 bits and values in 4, of which steps read a constant number.
+//! Keys in 8 bits and values in 4, of which steps read some blocks.
 
 use super::super::{Bounds, FoldHandles, Ranking, Support};
 use super::TiledPlan;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
 use crate::certified::{CertifiedCache, Policy};
 use crate::kv::{
-    Attending, Chunk, Error, Held, KvCache, New, Opening, Restored, Result, Sequences, StepReport,
+    Attending, Chunk, Error, HeadReport, Held, KvCache, New, Opening, Restored, Result, Sequences, StepReport,
 };
 use crate::{Buffer, Stream};
 use half::f16;
+use simt::{Global, GlobalMut};
 
-/// The cache of `int8-int4`, and bounds of the original keys beside each layer.
+/// How steps over codes choose the blocks that they read, and what is kept for that beside the codes.
+///
+/// # Safety
+/// What a step reads or writes of its own is made once, before the first step: graphs keep its addresses.
+pub unsafe trait OverCodes: Send {
+    /// Takes a chunk's tokens, which the cache has, into what a layer's blocks are chosen by.
+    ///
+    /// # Errors
+    /// What the launches report.
+    fn take(
+        &mut self,
+        stream: &Stream,
+        stored: &mut CertifiedCache,
+        of: (usize, Chunk),
+        positions: &Buffer<u32>,
+    ) -> Result<()>;
+
+    /// Makes what a fork is chosen by that of its source, which has so many tokens.
+    ///
+    /// # Errors
+    /// What the copies report.
+    fn copy(&mut self, stream: &Stream, source: usize, fork: usize, tokens: usize) -> Result<()>;
+
+    /// A step of a layer: chooses, and attends.
+    ///
+    /// # Errors
+    /// What the launches report.
+    fn attend(
+        &mut self,
+        stream: &Stream,
+        stored: &mut CertifiedCache,
+        layer: usize,
+        of: (Global<f16>, GlobalMut<f32>),
+    ) -> Result<()>;
+
+    /// Tokens that a step keeps of so many, at the least.
+    fn kept(&self, tokens: usize) -> usize;
+
+    /// Bytes that a sequence of so many tokens has beside its codes, in all layers.
+    fn bytes(&self, tokens: usize) -> u64;
+
+    /// Bytes of these that a step reads.
+    fn step_bytes(&self, tokens: usize) -> u64;
+
+    /// What is known of the last step, [layers, sequences that are there, q_heads]; waits for the device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn reports(&self, held: Held<'_>) -> Result<Vec<HeadReport>>;
+}
+
+/// The cache of `int8-int4`, and what steps choose by beside each layer.
 ///
 /// The attention of a prompt's chunk is exact, as it is there.
 #[derive(Debug)]
-pub struct TiledCache {
-    stored: CertifiedCache,
+pub struct CodedCache<C: OverCodes> {
+    pub(super) stored: CertifiedCache,
+    pub(super) choice: C,
+}
+
+/// A cache whose steps choose by bounds of the original keys.
+pub type TiledCache = CodedCache<ByBounds>;
+
+/// Bounds of the original keys of each layer.
+#[derive(Debug)]
+pub struct ByBounds {
     /// One for all layers: steps follow each other in the stream.
     plan: TiledPlan<f16>,
     /// Of each layer.
@@ -23,6 +84,7 @@ pub struct TiledCache {
     lse: Buffer<f32>,
     /// A block table in which all of a sequence is its fresh block, where a step finds its new token.
     fresh: Buffer<u32>,
+    layers: usize,
 }
 
 impl TiledCache {
@@ -45,31 +107,30 @@ impl TiledCache {
         let max_blocks = problem.max_tokens.div_ceil(BLOCK_TOKENS);
         let fresh: Vec<u32> =
             (0..problem.sequences).flat_map(|row| std::iter::repeat_n(row, max_blocks as usize)).collect();
-        Ok(TiledCache {
-            lse: Buffer::new(device, problem.dense().query_rows())?,
-            fresh: Buffer::from_slice(device, &fresh)?,
-            stored,
-            plan,
-            bounds,
-        })
-    }
-
-    /// The kernels on every device: on the CPU the emulator, which gives the same bits.
-    pub fn with_kernels(mut self) -> Self {
-        self.stored = self.stored.with_kernels();
-        self
+        let lse = Buffer::new(device, problem.dense().query_rows())?;
+        let fresh = Buffer::from_slice(device, &fresh)?;
+        let choice = ByBounds { plan, bounds, lse, fresh, layers: geometry.layers };
+        Ok(CodedCache { stored, choice })
     }
 
     /// The plan, and a layer's bounds.
     #[cfg(test)]
     pub(in crate::gather) fn choice(&self, layer: usize) -> (&TiledPlan<f16>, &Bounds<f16>) {
-        (&self.plan, &self.bounds[layer])
+        (&self.choice.plan, &self.choice.bounds[layer])
     }
+}
 
-    /// Takes a chunk's keys, which the cache has, into a layer's bounds.
-    fn fold(&mut self, stream: &Stream, layer: usize, chunk: Chunk, positions: &Buffer<u32>) -> Result<()> {
-        let sequences = self.stored.held().capacity.sequences;
-        let (cache, slices) = self.stored.stored(stream, layer)?;
+// SAFETY: bounds, plan and log-sums are made by `new`.
+unsafe impl OverCodes for ByBounds {
+    fn take(
+        &mut self,
+        stream: &Stream,
+        stored: &mut CertifiedCache,
+        (layer, chunk): (usize, Chunk),
+        positions: &Buffer<u32>,
+    ) -> Result<()> {
+        let sequences = stored.held().capacity.sequences;
+        let (cache, slices) = stored.stored(stream, layer)?;
         // A step's new token is in the fresh block, in the device's memory; a prompt's are with the
         // originals.
         let (row, tokens, handles) = match chunk {
@@ -88,10 +149,61 @@ impl TiledCache {
         // and a sequence's tokens follow each other. Dropping a buffer waits for the device.
         Ok(unsafe { self.bounds[layer].fold_on(stream, (row, tokens), slices, handles) }?)
     }
+
+    fn copy(&mut self, stream: &Stream, source: usize, fork: usize, tokens: usize) -> Result<()> {
+        for bounds in &mut self.bounds {
+            bounds.copy(stream, source, fork, tokens)?;
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        stream: &Stream,
+        stored: &mut CertifiedCache,
+        layer: usize,
+        (queries, output): (Global<f16>, GlobalMut<f32>),
+    ) -> Result<()> {
+        let rows = stored.held().capacity.sequences;
+        let (cache, slices) = stored.stored(stream, layer)?;
+        let handles = cache.step_handles(rows, queries)?;
+        let bounds = self.bounds[layer].words().global();
+        let out = (output, self.lse.global_mut());
+        // SAFETY: everything but queries and output, whose lengths were looked at, is the cache's own and
+        // made for these extents; a block that is full was quantized in this stream. Dropping a buffer, or
+        // the cache, waits for the device.
+        unsafe { self.plan.run(stream, slices, (bounds, &handles), out, usize::MAX) }
+    }
+
+    fn kept(&self, tokens: usize) -> usize {
+        self.plan.support().kept(tokens as u32) as usize
+    }
+
+    fn bytes(&self, tokens: usize) -> u64 {
+        let blocks = (tokens as u32).div_ceil(self.plan.support().block);
+        self.bounds.iter().map(|bounds| bounds.bytes_of(blocks)).sum()
+    }
+
+    fn step_bytes(&self, tokens: usize) -> u64 {
+        let ranked = self.plan.support().extent(tokens as u32).ranked_blocks();
+        self.bounds.iter().map(|bounds| bounds.bytes_of(ranked)).sum()
+    }
+
+    fn reports(&self, held: Held<'_>) -> Result<Vec<HeadReport>> {
+        Ok((0..self.layers).flat_map(|_| self.plan.support().reports(held)).collect())
+    }
 }
 
-// SAFETY: bounds, plan and log-sums are made once; the rest is the stored cache's.
-unsafe impl KvCache for TiledCache {
+impl<C: OverCodes> CodedCache<C> {
+    /// The kernels on every device: on the CPU the emulator, which gives the same bits.
+    pub fn with_kernels(mut self) -> Self {
+        self.stored = self.stored.with_kernels();
+        self
+    }
+}
+
+// SAFETY: what is not the stored cache's is made once, as `OverCodes` asks.
+unsafe impl<C: OverCodes> KvCache for CodedCache<C> {
     fn scheme(&self) -> &'static str {
         "gather"
     }
@@ -101,15 +213,13 @@ unsafe impl KvCache for TiledCache {
     }
 
     fn bytes(&self) -> u64 {
-        let bounds = |tokens: &usize| self.bounds_bytes((*tokens as u32).div_ceil(self.plan.support().block));
-        self.stored.bytes() + self.held().sequences.iter().flatten().map(bounds).sum::<u64>()
+        let beside = |tokens: &usize| self.choice.bytes(*tokens);
+        self.stored.bytes() + self.held().sequences.iter().flatten().map(beside).sum::<u64>()
     }
 
     fn step_bytes(&self) -> u64 {
         let of_sequence = |tokens: &usize| {
-            let (support, tokens) = (self.plan.support(), *tokens as u32);
-            self.bounds_bytes(support.extent(tokens).ranked_blocks())
-                + self.stored.sequence_bytes(support.kept(tokens) as usize)
+            self.choice.step_bytes(*tokens) + self.stored.sequence_bytes(self.choice.kept(*tokens))
         };
         self.held().sequences.iter().flatten().map(of_sequence).sum()
     }
@@ -122,9 +232,7 @@ unsafe impl KvCache for TiledCache {
         if self.stored.last() != Some(Chunk::Step) {
             return Ok(StepReport::default());
         }
-        let held = self.held();
-        let heads = (0..held.geometry.layers).flat_map(|_| self.plan.support().reports(held));
-        Ok(StepReport { heads: heads.collect() })
+        Ok(StepReport { heads: self.choice.reports(self.held())? })
     }
 
     fn restored(&self, stream: &Stream, layer: usize, sequence: usize) -> Result<Option<Restored>> {
@@ -142,9 +250,7 @@ unsafe impl KvCache for TiledCache {
     fn fork(&mut self, stream: &Stream, sequence: usize) -> Result<usize> {
         let tokens = self.stored.sequences().length(sequence)?;
         let fork = self.stored.fork(stream, sequence)?;
-        for bounds in &mut self.bounds {
-            bounds.copy(stream, sequence, fork, tokens)?;
-        }
+        self.choice.copy(stream, sequence, fork, tokens)?;
         Ok(fork)
     }
 
@@ -157,12 +263,11 @@ unsafe impl KvCache for TiledCache {
     }
 
     fn append(&mut self, stream: &Stream, layer: usize, new: New<'_>) -> Result<()> {
-        let sequences = self.stored.sequences();
-        let chunk = sequences.begun(layer)?;
+        let chunk = self.stored.sequences().begun(layer)?;
         let positions = new.positions();
         stream.device().check_same(positions.device(), "the buffer of positions")?;
         self.stored.append(stream, layer, new)?;
-        self.fold(stream, layer, chunk, positions)
+        self.choice.take(stream, &mut self.stored, (layer, chunk), positions)
     }
 
     fn attend(
@@ -177,25 +282,10 @@ unsafe impl KvCache for TiledCache {
         }
         let Attending { queries, output, .. } =
             self.stored.sequences().attending(stream, layer, queries, output)?;
-        let rows = self.held().capacity.sequences;
-        let (cache, slices) = self.stored.stored(stream, layer)?;
-        let handles = cache.step_handles(rows, queries)?;
-        let bounds = self.bounds[layer].words().global();
-        let out = (output, self.lse.global_mut());
-        // SAFETY: everything but queries and output, whose lengths were looked at, is the cache's own and
-        // made for these extents; a block that is full was quantized in this stream. Dropping a buffer, or
-        // the cache, waits for the device.
-        unsafe { self.plan.run(stream, slices, (bounds, &handles), out, usize::MAX) }
+        self.choice.attend(stream, &mut self.stored, layer, (queries, output))
     }
 
     fn commit(&mut self) {
         self.stored.commit();
-    }
-}
-
-impl TiledCache {
-    /// Bytes of the bounds of so many gather-blocks in all layers.
-    fn bounds_bytes(&self, blocks: u32) -> u64 {
-        self.bounds.iter().map(|bounds| bounds.bytes_of(blocks)).sum()
     }
 }

@@ -7,13 +7,19 @@
 //!
 //! Two errors add up: what is left out, of which nothing is known (`audit` is not for codes), and that of the
 //! codes, which is the one of `int8-int4` over the tokens that are kept.
+//!
+//! With `:certified` blocks are chosen by sketches of the original keys, and both errors have one bound
+//! ([`SketchedCodes`]): the pass over tiles makes certificates, and [`Plan`](super::sketch::Plan) takes them
+//! in.
 
 mod cache;
 mod plan;
+mod sketched;
 mod workload;
 
-pub use cache::TiledCache;
+pub use cache::{ByBounds, CodedCache, OverCodes, TiledCache};
 pub use plan::{TiledElement, TiledPlan};
+pub use sketched::{BySketches, SketchedCodes};
 pub(super) use workload::open;
 
 use super::{Error, Ranking, Result, Support, is_certified};
@@ -44,7 +50,8 @@ pub(super) fn check(selection: &Selection) -> Result<()> {
         .filter(|option| *option != "dense" || dense)
         .find(|option| selection.value(option).is_some());
     match given {
-        _ if is_certified(selection) => Err(Error::Tiles { option: ":certified" }),
+        // It says itself what does not go with it.
+        _ if is_certified(selection) => Ok(()),
         Some(option) => Err(Error::Tiles { option }),
         // Of a preset.
         None if dense => Err(Error::TilesDense),
@@ -57,6 +64,10 @@ pub(super) fn step_bytes(selection: &Selection, head_dim: u32, tokens: u64) -> f
     let (support, score) = (Support::of(selection), Ranking::of(selection, head_dim, true).score);
     let originals = super::step_bytes(support, score, head_dim, tokens);
     let kept = f64::from(support.kept(tokens.min(super::MOST_TOKENS.into()) as u32));
-    let token = f64::from(TileLayout::new(head_dim, Layout::Compact).bytes) / f64::from(BLOCK_TOKENS);
-    originals - kept * (f64::from(4 * head_dim) - token)
+    originals - kept * (f64::from(4 * head_dim) - token_bytes(head_dim))
+}
+
+/// Bytes of a token's codes of a KV head.
+pub(super) fn token_bytes(head_dim: u32) -> f64 {
+    f64::from(TileLayout::new(head_dim, Layout::Compact).bytes) / f64::from(BLOCK_TOKENS)
 }

@@ -6,7 +6,7 @@ use super::super::policy::{Certificate, Thresholds, reason, rung};
 use super::super::query::{Query, delta_original};
 use super::super::sums::LOST;
 use super::gather::Gathered;
-use super::likely::Likely;
+use super::likely::{Chances, Likely};
 use crate::attention::{BLOCK_TOKENS, Chain, Half, PartialRow};
 use simt::Zeroable;
 use simt::math::{canonical_nan, fma, max, min, sqrt};
@@ -95,7 +95,7 @@ impl Judge {
             why |= reason::QUERY_NOT_FINITE;
         }
         let bound = e_key + e_val + e_round;
-        let mut likely = bound;
+        let (mut likely, mut log_sum) = (bound, delta);
         if thresholds.log_odds > 0.0 {
             let of_chance = Likely {
                 log_odds: thresholds.log_odds,
@@ -105,7 +105,8 @@ impl Judge {
                 e_round,
                 value,
             };
-            likely = min(of_chance.bound::<D>(query, &gathered), bound);
+            let Chances { error, log_sum: of_sum } = of_chance.bounds::<D>(query, &gathered);
+            (likely, log_sum) = (min(error, bound), min(of_sum, delta));
         }
         if thresholds.error_budget < f32::INFINITY && !(likely <= thresholds.error_budget * output) {
             why |= reason::ERROR_BUDGET;
@@ -133,7 +134,8 @@ impl Judge {
             } else {
                 rung::QUANTIZED
             },
-            unused: [0; 2],
+            log_sum: log_sum + self.chain.bracket::<E>(),
+            unused: 0,
         };
         if why == 0 {
             return of_step;

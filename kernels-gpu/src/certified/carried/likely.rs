@@ -70,10 +70,18 @@ pub struct Likely {
     pub value: f32,
 }
 
+/// What holds but for a stated probability.
+pub struct Chances {
+    /// Bounds the whole error.
+    pub error: f32,
+    /// What the log-sum-exp is off by, at most, but for the rounding of its sum.
+    pub log_sum: f32,
+}
+
 impl Likely {
-    /// The bound on the whole error.
+    /// The bounds.
     #[inline(always)]
-    pub fn bound<const D: usize>(&self, query: &Query, gathered: &Gathered) -> f32 {
+    pub fn bounds<const D: usize>(&self, query: &Query, gathered: &Gathered) -> Chances {
         let Likely { log_odds: u, inverse, .. } = *self;
         let share = |x: f32| x * inverse;
         let root = |squares: f32| sqrt(squares) * inverse;
@@ -100,6 +108,13 @@ impl Likely {
             + fma(second, root(gathered.fourth), grown);
         let known = self.e_round + e_val;
         let e_key = fma(by_norm, self.output + known, free) / (1.0 - by_norm);
-        if by_norm < 1.0 { (known + e_key) * (1.0 + 1.0 / 65536.0) } else { f32::INFINITY }
+        // Exact weights add up to at least 1 − Y of those used, and −ln(1 − Y) is at most Y/(1 − Y).
+        let log_sum = by_norm / (1.0 - by_norm);
+        if by_norm < 1.0 {
+            let above = 1.0 + 1.0 / 65536.0;
+            Chances { error: (known + e_key) * above, log_sum: log_sum * above }
+        } else {
+            Chances { error: f32::INFINITY, log_sum: f32::INFINITY }
+        }
     }
 }

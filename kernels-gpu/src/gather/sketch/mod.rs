@@ -9,7 +9,8 @@
 //! | [`settle`](fn@settle) | bounds each head's error, sends those over their budget to the dense rung |
 //!
 //! Between the last two, and after them for the heads that `settle` names, attention is that of
-//! [`dense`](crate::attention::dense) over a block table.
+//! [`dense`](crate::attention::dense) over a block table; or, between them, that of
+//! [`carry`](fn@crate::certified::carry) over codes, with a certificate.
 
 mod bound;
 mod counting;
@@ -35,7 +36,7 @@ pub use products::code_unit;
 pub use scanning::{
     Deal, Norms, SCAN_THREADS, ScanShape, Total, scan, scan_bytes, scan_lean, scan_lean_bytes, scan_parts,
 };
-pub use settling::{Facts, SETTLE_THREADS, SettleShape, Verdict, settle, settle_bytes, verdict};
+pub use settling::{Codes, Facts, SETTLE_THREADS, SettleShape, Verdict, settle, settle_bytes, verdict};
 pub use tile::{
     Annotation, TILE_TOKENS, channel, code, code_word, code_words, error, largest_code, place, raised_by,
     sketch_words, tiles_of,

@@ -11,10 +11,15 @@
 //! A head with α above the budget is attended to again, over the whole sequence: the dense rung, whose bound
 //! is its E.
 //!
+//! Where what is kept was attended to by its codes ([`Codes`]), E is the bound that came with the output, on
+//! its distance from exact attention over the same tokens, and K is less by what codes may add to a
+//! log-sum-exp. A head of which codes say nothing goes to the rung as well.
+//!
 //! # Layout
 //! `skipped` [sequences, kv_heads, heads] and `whole` [sequences, kv_heads] of [`decide`](fn@super::decide);
-//! `queries`, `output` [sequences, q_heads, D]; `lse` [sequences, q_heads]. Written: `verdicts` [sequences,
-//! q_heads]; `wanted` [sequences, kv_heads · row groups], a bit for each head that goes to the rung.
+//! `queries`, `output` [sequences, q_heads, D]; `lse`, and of codes `certificates`, [sequences, q_heads].
+//! Written: `verdicts` [sequences, q_heads]; `wanted` [sequences, kv_heads · row groups], a bit for each head
+//! that goes to the rung.
 //!
 //! # Work split
 //! Grid (kv_heads · row groups, 1, sequences), a warp a query head.
@@ -24,6 +29,8 @@ use super::scanning::{SCAN_THREADS, ScanShape};
 use crate::attention::outward::norm_bound;
 use crate::attention::query::{LOG2_E, LOG2_E_ABOVE, Query, delta_dense};
 use crate::attention::{BLOCK_TOKENS, Chain, Half, ROWS};
+use crate::certified::Certificate;
+use glam::UVec4;
 use half::{bf16, f16};
 use simt::math::{abs, canonical_nan, exp2, fma, min};
 use simt::warp;
@@ -54,8 +61,11 @@ pub struct SettleShape {
     pub scan: ScanShape,
     /// The share of a head's mass that may be left out.
     pub budget: f32,
-    /// Parts that attention to what is kept is cut into, and those of the dense rung.
+    /// Parts that attention to what is kept is cut into, where its originals are read, and those of the dense
+    /// rung.
     pub splits: [u32; 2],
+    /// 1: what is kept is attended to by its codes, with a certificate of each head.
+    pub codes: u32,
 }
 
 /// What a verdict follows from.
@@ -73,6 +83,33 @@ pub struct Facts {
     pub lse: f32,
     /// Tokens of the sequence.
     pub length: u32,
+    /// Of attention by codes; nothing where it was `dense`.
+    pub codes: Option<Codes>,
+}
+
+/// What is known of a head that was attended to by the codes of what is kept, but for a probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Codes {
+    /// What its output is away from exact attention over the same tokens, at most, in the Euclidean norm.
+    pub error: f32,
+    /// What its log-sum-exp is off by, at most; infinite where codes say nothing: where a query or scores are
+    /// no numbers.
+    pub log_sum: f32,
+}
+
+impl Codes {
+    /// What a certificate says.
+    #[inline(always)]
+    pub fn of(certificate: &Certificate) -> Self {
+        Codes { error: certificate.likely, log_sum: certificate.log_sum }
+    }
+
+    #[inline(always)]
+    // What is no number is not less.
+    #[allow(clippy::neg_cmp_op_on_partial_ord)]
+    fn say_nothing(self) -> bool {
+        !(self.log_sum < f32::INFINITY)
+    }
 }
 
 /// What rounding does to the output of `dense` over `tokens` tokens, at most, and to its log-sum-exp.
@@ -95,8 +132,15 @@ pub fn verdict<E: Half, const D: usize>(facts: &Facts, shape: SettleShape) -> Ve
     const ROUNDED: f32 = 1.0 + 1.0 / 65536.0;
     let Facts { skipped, whole, output, lse, length, .. } = *facts;
     let scale = shape.scan.softmax_scale;
-    let [of_kept, of_lse] = rounding::<E, D>(facts, scale, length - whole.tokens, shape.splits[0]);
-    if whole.tokens == 0 {
+    let [of_kept, of_lse] = match facts.codes {
+        Some(Codes { error, log_sum }) => [error, log_sum],
+        None => rounding::<E, D>(facts, scale, length - whole.tokens, shape.splits[0]),
+    };
+    let unsaid = match facts.codes {
+        Some(codes) => codes.say_nothing(),
+        None => false,
+    };
+    if whole.tokens == 0 && !unsaid {
         return Verdict { bound: canonical_nan(of_kept * ROUNDED), mass: 0.0, tokens: 0, dense: 0 };
     }
     let lost = (abs(lse) + abs(skipped.level)) * (1.0 / 2_097_152.0) + of_lse * LOG2_E_ABOVE;
@@ -109,7 +153,7 @@ pub fn verdict<E: Half, const D: usize>(facts: &Facts, shape: SettleShape) -> Ve
     // A share is never none: a quotient may be less than f32 has.
     let share = fma(mass / (mass + kept), ROUNDED, f32::MIN_POSITIVE);
     // Not what is no number.
-    let within = share <= 2.0 && min(share, 1.0) <= shape.budget;
+    let within = !unsaid && share <= 2.0 && min(share, 1.0) <= shape.budget;
     if !within {
         let [bound, _] = rounding::<E, D>(facts, scale, length, shape.splits[1]);
         return Verdict { bound: canonical_nan(bound * ROUNDED), mass: 0.0, tokens: 0, dense: 1 };
@@ -140,6 +184,7 @@ pub fn settle<E: Half, const D: usize>(
     queries: Global<E>,
     output: Global<f32>,
     lse: Global<f32>,
+    certificates: Global<Certificate>,
     lengths: Global<u32>,
     skipped: Global<Skipped>,
     whole: Global<Whole>,
@@ -160,6 +205,13 @@ pub fn settle<E: Half, const D: usize>(
         let skipped = skipped.load_vector((row * heads_of(shape.scan.group) + in_group) as usize);
         let (whole, lse) = (whole.load_vector(row as usize), lse.load_streaming(query_row));
         let length = lengths.load(sequence as usize).min(shape.scan.max_blocks * BLOCK_TOKENS);
+        let codes = if shape.codes != 0 {
+            let words: [UVec4; 3] =
+                [0, 1, 2].map(|i| certificates.cast::<UVec4>().load_streaming(3 * query_row + i));
+            Some(Codes::of(&bytemuck::cast(words)))
+        } else {
+            None
+        };
         let (mut q, mut o) = (0f32, 0f32);
         unroll!(for i in 0..(D / 64), at_most 2 {
             let at = query_row * D + 64 * i + 2 * lane as usize;
@@ -169,7 +221,7 @@ pub fn settle<E: Half, const D: usize>(
             o = fma(c[1], c[1], fma(c[0], c[0], o));
         });
         let (query, output) = (norm_bound(warp::warp_sum_f32(q)), norm_bound(warp::warp_sum_f32(o)));
-        let facts = Facts { skipped, whole, query, output, lse, length };
+        let facts = Facts { skipped, whole, query, output, lse, length, codes };
         let verdict = verdict::<E, D>(&facts, shape);
         if lane == 0 {
             verdicts.store(query_row, verdict);

@@ -85,7 +85,7 @@ fn several_thread_blocks_choose_together() {
         let batch = batch::<f16>(problem, input, &[4690, 700], 8);
         for (skip, k) in [(0.05, 2), (1.0, 40), (0.9, 250)] {
             let support = Support { k, ..BUDGET.support };
-            let stepped = check(&batch, Budget { support, bits: 8, skip });
+            let stepped = check(&batch, Budget { support, bits: 8, skip, ..BUDGET });
             if skip == 1.0 {
                 assert_eq!(stepped.counts, [42, 42], "{input}");
             }
@@ -109,7 +109,7 @@ fn a_thread_block_has_a_whole_row() {
         }
         for (skip, k) in [(0.05, 2), (1.0, 40)] {
             let support = Support { k, ..BUDGET.support };
-            let stepped = check(&batch, Budget { support, bits: 8, skip });
+            let stepped = check(&batch, Budget { support, bits: 8, skip, ..BUDGET });
             if skip == 1.0 {
                 assert_eq!(stepped.counts[3], 42, "{equal}");
             }

@@ -2,14 +2,17 @@
 //! judged by f64.
 
 mod certificate;
+mod codes;
 mod counting;
 mod scheme;
 mod sketches;
 
+use super::cases::{code_handles, coded};
 use super::elements::SketchElement;
 use super::{Budget, Handles, Plan, SketchHandles, Sketches};
 use crate::attention::StepProblem;
 use crate::attention::inputs::{Batch, Input, in_chunks};
+use crate::certified::Certificate;
 use crate::gather::Support;
 use crate::gather::tests::{batch, device, read};
 use crate::{Buffer, Device, Stream};
@@ -18,7 +21,8 @@ use kernels_gpu::gather::sketch::{Skipped, Verdict};
 const PROBLEM: StepProblem =
     StepProblem { sequences: 1, q_heads: 8, kv_heads: 2, head_dim: 64, max_tokens: 400 };
 
-const BUDGET: Budget = Budget { support: Support { k: 1, block: 16, local: 1 }, bits: 4, skip: 0.1 };
+const BUDGET: Budget =
+    Budget { support: Support { k: 1, block: 16, local: 1 }, bits: 4, skip: 0.1, codes: false };
 
 /// Sketches of a batch whose tokens came in chunks: `cuts` says how far each sequence is after each of them.
 fn sketches<E: SketchElement>(
@@ -65,6 +69,8 @@ struct Stepped {
     /// Bits.
     output: Vec<u32>,
     lse: Vec<u32>,
+    /// Of codes, where there are any.
+    certificates: Vec<Certificate>,
 }
 
 /// A step over a batch.
@@ -94,6 +100,7 @@ fn step_by<E: SketchElement>(
     let mut verdicts = Buffer::<Verdict>::zeroed(&device, rows).expect("a buffer");
     let mut plan = Plan::<E>::new(&device, batch.problem, budget).expect("a plan");
     change(&mut plan);
+    let mut coded = budget.codes.then(|| coded(&device, batch).expect("codes"));
     let handles = Handles {
         queries: at.queries.global(),
         keys: at.keys.global(),
@@ -104,6 +111,7 @@ fn step_by<E: SketchElement>(
         output: output.global_mut(),
         lse: lse.global_mut(),
         verdicts: verdicts.global_mut(),
+        codes: coded.as_mut().map(code_handles),
     };
     // SAFETY: buffers of the emulator, whose table is of this pool.
     unsafe { plan.scan_on(&stream, slices, &handles).expect("scanned") };
@@ -127,6 +135,7 @@ fn step_by<E: SketchElement>(
         wanted: download(plan.wanted()),
         output: bits(&output),
         lse: bits(&lse),
+        certificates: plan.certificates().to_vec().expect("read"),
     }
 }
 
@@ -137,5 +146,6 @@ fn words(stepped: &Stepped) -> Vec<u32> {
     words.extend(bytemuck::cast_slice::<_, u32>(&stepped.skipped));
     words.extend(bytemuck::cast_slice::<_, u32>(&stepped.verdicts));
     words.extend([&stepped.wanted, &stepped.output, &stepped.lse].map(Clone::clone).concat());
+    words.extend(bytemuck::cast_slice::<_, u32>(&stepped.certificates));
     words
 }

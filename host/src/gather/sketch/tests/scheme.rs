@@ -8,7 +8,7 @@ use crate::kv::proof::{Layer, Options, Trial, by_workload};
 use crate::kv::{self, Capacity, Chunk, Geometry, KvCache, New, Opening, Rotated, Selection, Source};
 use half::f16;
 
-fn selection(text: &str) -> Selection {
+pub(super) fn selection(text: &str) -> Selection {
     text.parse().expect("a selection")
 }
 
@@ -17,7 +17,7 @@ fn settings_are_read_as_they_are_written() {
     let of = |text: &str| Budget::of(&selection(text));
     assert_eq!(of("gather:certified"), Budget::CERTIFIED);
     let support = Support { k: 5, block: 64, local: 2 };
-    let budget = Budget { support, bits: 8, skip: 0.25 };
+    let budget = Budget { support, bits: 8, skip: 0.25, codes: false };
     assert_eq!(of("gather:certified/k=5/block=64/local=2/sketch=8/skip=0.25"), budget);
     for text in ["gather/skip=0.1", "gather:production/sketch=8"] {
         let error = text.parse::<Selection>().expect_err("refused").to_string();
@@ -48,7 +48,7 @@ fn what_there_is_no_kernel_for_is_said() {
     assert!(kv::Error::from(crate::gather::Error::Bits { bits: 3 }).is_refusal());
 }
 
-const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
+pub(super) const GEOMETRY: Geometry = Geometry { layers: 2, q_heads: 4, kv_heads: 2, head_dim: 64 };
 
 fn cache(capacity: Capacity, kernels: bool) -> SketchedCache {
     let (device, selection) = (device(), selection("gather:certified"));
@@ -60,7 +60,7 @@ fn cache(capacity: Capacity, kernels: bool) -> SketchedCache {
 
 /// Appends a chunk to both layers and attends: the bits of the outputs of sequences that are there. A token's
 /// numbers follow from its position.
-fn chunk(cache: &mut SketchedCache, chunk: Chunk) -> Vec<Vec<u32>> {
+pub(super) fn chunk(cache: &mut impl KvCache, chunk: Chunk) -> Vec<Vec<u32>> {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let positions = cache.held().positions(chunk);
