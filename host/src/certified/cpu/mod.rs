@@ -142,7 +142,18 @@ impl Step {
     /// # Errors
     /// As [`new`](Self::new); [`Error::CarriedLayout`].
     pub fn with_layout(problem: StepProblem, policy: &Policy, layout: Layout) -> Result<Self> {
+        Self::with_splits(problem, policy, layout, 0)
+    }
+
+    /// The same that cuts a sequence into so many parts at the least.
+    pub(crate) fn with_splits(
+        problem: StepProblem,
+        policy: &Policy,
+        layout: Layout,
+        splits: u32,
+    ) -> Result<Self> {
         let shape = step_shape(problem, policy, layout)?;
+        let shape = StepShape { splits: shape.splits.max(splits), ..shape };
         let StepProblem { sequences, kv_heads, .. } = problem;
         let mut groups = Vec::new();
         for sequence in 0..sequences as usize {

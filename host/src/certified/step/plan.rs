@@ -141,8 +141,32 @@ impl<E: StepElement> StepPlan<E> {
         policy: &Policy,
         layout: Layout,
     ) -> Result<Self> {
+        Self::with_shape(device, problem, policy, layout, step_shape(problem, policy, layout)?)
+    }
+
+    /// A plan over tiles in the compact layout that cuts a sequence into so many parts at the least.
+    ///
+    /// # Errors
+    /// As [`with_layout`](Self::with_layout).
+    pub(crate) fn with_splits(
+        device: &Device,
+        problem: StepProblem,
+        policy: &Policy,
+        splits: u32,
+    ) -> Result<Self> {
+        let shape = step_shape(problem, policy, Layout::Compact)?;
+        let shape = StepShape { splits: shape.splits.max(splits), ..shape };
+        Self::with_shape(device, problem, policy, Layout::Compact, shape)
+    }
+
+    fn with_shape(
+        device: &Device,
+        problem: StepProblem,
+        policy: &Policy,
+        layout: Layout,
+        mut shape: StepShape,
+    ) -> Result<Self> {
         let StepProblem { sequences, q_heads, kv_heads, head_dim, .. } = problem;
-        let mut shape = step_shape(problem, policy, layout)?;
         let kernels = E::step_kernels(head_dim, layout).ok_or(Error::StepHeadDim { head_dim })?;
         let kernels = kernels.within(device.info().max_shared_bytes);
         let dense =

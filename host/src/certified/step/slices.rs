@@ -18,7 +18,10 @@ impl<E: StepElement> StepPlan<E> {
     pub unsafe fn run_on_slices(&mut self, cache: &StepHandles<E>, out: AttendedHandles) -> Result<()> {
         let mut step = match self.on_slices.take() {
             Some(step) => step,
-            None => Box::new(cpu::Step::with_layout(self.problem, &self.policy, self.layout)?),
+            None => {
+                let splits = self.shape.splits;
+                Box::new(cpu::Step::with_splits(self.problem, &self.policy, self.layout, splits)?)
+            }
         };
         let carried = &mut self.carried;
         self.mode = carried.turns.begin(self.policy.every(), self.policy.passes_again());

@@ -41,7 +41,7 @@ pub(super) struct OfStep<E> {
 }
 
 impl<E: SketchElement> Kept<E> {
-    /// For a problem whose sequences are KV heads, with originals cut into `splits` parts.
+    /// For a problem whose sequences are KV heads, cut into `splits` parts; with codes at the least.
     ///
     /// # Errors
     /// Extents that there is no kernel for; out of memory.
@@ -50,7 +50,7 @@ impl<E: SketchElement> Kept<E> {
             let plan = dense::Plan::with_splits(device, problem, [splits; 2])?;
             return Ok(Kept::Originals(Box::new(plan), Buffer::zeroed(device, 0)?));
         }
-        let plan = StepPlan::new(device, StepProblem::from(problem), &OF_CODES)?;
+        let plan = StepPlan::with_splits(device, StepProblem::from(problem), &OF_CODES, splits)?;
         Ok(Kept::Codes(Box::new(plan), Buffer::zeroed(device, problem.query_rows())?))
     }
 

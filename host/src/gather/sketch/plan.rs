@@ -111,6 +111,11 @@ pub(super) fn scratch_bytes(problem: StepProblem, budget: Budget) -> u64 {
     rows.saturating_mul(blocks.saturating_mul(words).saturating_add(bins)).saturating_mul(4)
 }
 
+/// What is chosen by where codes are attended to, of the budget that is judged by: what their logits may be
+/// off by is taken off the mass that is attended to, and a head over its budget is read from the originals,
+/// over the bus.
+const OF_BUDGET: f32 = 0.8;
+
 /// Rows of blocks from which on what a budget keeps is cut finer.
 const UNEVEN_ROWS: u32 = 16;
 
@@ -165,7 +170,7 @@ impl<E: SketchElement> Plan<E> {
             max_blocks: max_tokens.div_ceil(BLOCK_TOKENS),
             blocks,
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
-            budget_log2: simt::math::log2(budget.skip),
+            budget_log2: simt::math::log2(budget.skip * if budget.codes { OF_BUDGET } else { 1.0 }),
         };
         let splits = [kept.splits(), rung.splits()];
         let shape = SettleShape { scan, budget: budget.skip, splits, codes: budget.codes as u32 };
