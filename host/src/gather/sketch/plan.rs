@@ -14,7 +14,6 @@ use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
 use crate::{Buffer, Device, Stream};
 use kernels_gpu::attention::ROWS;
-use kernels_gpu::attention::dense::split_count;
 use kernels_gpu::gather::TILE_BLOCKS;
 use kernels_gpu::gather::sketch::{
     DECIDE_THREADS, MASS_BINS, Norms, SCAN_THREADS, SETTLE_THREADS, ScanShape, SettleShape, Skipped, Total,
@@ -111,24 +110,6 @@ pub(super) fn scratch_bytes(problem: StepProblem, budget: Budget) -> u64 {
     rows.saturating_mul(blocks.saturating_mul(words).saturating_add(bins)).saturating_mul(4)
 }
 
-/// What is chosen by where codes are attended to, of the budget that is judged by: what their logits may be
-/// off by is taken off the mass that is attended to, and a head over its budget is read from the originals,
-/// over the bus.
-const OF_BUDGET: f32 = 0.8;
-
-/// Rows of blocks from which on what a budget keeps is cut finer.
-const UNEVEN_ROWS: u32 = 16;
-
-/// Parts that attention to what is kept is cut into, `launches` rows of blocks of up to `blocks` of the
-/// pool's. Lists that a budget makes are of any length, and the longest row would keep its few
-/// multiprocessors busy long after the others: twice as many parts take up to 18 % off a step over real keys
-/// (measured). With few rows each has eight multiprocessors or more, and where lists are as long as each
-/// other, as those of `k` blocks are, more parts only cost.
-fn kept_splits(budget: Budget, launches: u32, blocks: u32) -> u32 {
-    let uneven = budget.skip < 1.0 && launches >= UNEVEN_ROWS;
-    split_count(if uneven { launches.div_ceil(2) } else { launches }, blocks)
-}
-
 impl<E: SketchElement> Plan<E> {
     /// The stages of a step, in order.
     pub const STAGES: &[&str] = &["scan", "attend", "settle"];
@@ -155,8 +136,7 @@ impl<E: SketchElement> Plan<E> {
         let groups = group.div_ceil(ROWS);
         // Any number of blocks may have to be kept.
         let of_kept = head_by_head(problem, blocks * block);
-        let splits = kept_splits(budget, rows * groups, of_kept.max_tokens.div_ceil(BLOCK_TOKENS));
-        let kept = Kept::new(device, of_kept, budget, splits)?;
+        let kept = Kept::new(device, of_kept, budget, rows * groups)?;
         let rung = dense::Plan::new(device, problem.dense())?;
         let parts = scan_parts(rows * groups, max_tokens, budget.support.rule());
         let launch = LaunchShape::new((parts, kv_heads * groups, sequences), SCAN_THREADS).shared(shared);
@@ -170,7 +150,7 @@ impl<E: SketchElement> Plan<E> {
             max_blocks: max_tokens.div_ceil(BLOCK_TOKENS),
             blocks,
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
-            budget_log2: simt::math::log2(budget.skip * if budget.codes { OF_BUDGET } else { 1.0 }),
+            budget_log2: simt::math::log2(super::kept::chosen_by(budget)),
         };
         let splits = [kept.splits(), rung.splits()];
         let shape = SettleShape { scan, budget: budget.skip, splits, codes: budget.codes as u32 };
