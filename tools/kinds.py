@@ -653,6 +653,8 @@ TABLES = {
     "sketch-h100": by_scheme,
     "sketch-narrow-h100": by_scheme,
     "sketch-trace-h200": of_trace,
+    "codes-bound-h200": by_scheme,
+    "codes-bound-narrow-h200": by_scheme,
     "codes-h100": by_scheme,
     "codes-28-4-h100": by_scheme,
     "ranks-h100": ranks,
