@@ -140,8 +140,9 @@ pub struct Certificate {
     pub promoted_values: u32,
     /// [`rung`] in the low half, [`reason`] in the high one.
     pub rung_and_reason: u32,
-    /// What the natural log-sum-exp that comes with the output may be off by, rounding included, but for the
-    /// probability of [`likely`](Self::likely). Infinite where it is not that of a step of one pass.
+    /// What the natural log-sum-exp that comes with the output may be off by, the rounding of its sum
+    /// included and that of the logarithm not, but for a probability (docs/certificate.md, (8e)). Infinite
+    /// where it is not that of a step of one pass.
     pub log_sum: f32,
     #[doc(hidden)]
     pub unused: u32,

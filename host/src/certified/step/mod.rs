@@ -6,6 +6,7 @@ mod launches;
 mod plan;
 mod residents;
 mod slices;
+mod stages;
 mod watching;
 
 pub use crate::attention::StepProblem;

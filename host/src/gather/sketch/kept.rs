@@ -81,6 +81,7 @@ impl<E: SketchElement> Kept<E> {
             return Ok(Kept::Originals(Box::new(plan), Buffer::zeroed(device, 0)?));
         }
         let plan = StepPlan::with_splits(device, StepProblem::from(problem), &OF_CODES, splits)?;
+        debug_assert_eq!(plan.stages()[..PASS], ["carry"], "nothing is ahead of the pass");
         Ok(Kept::Codes(Box::new(plan), Buffer::zeroed(device, problem.query_rows())?))
     }
 

@@ -8,7 +8,7 @@ use super::kept::{Kept, OfStep};
 use super::{Budget, WHAT};
 use crate::attention::dense;
 use crate::attention::{BLOCK_TOKENS, StepProblem};
-use crate::certified::{Annotation, Near};
+use crate::certified::{Annotation, Layout, Near, TileLayout};
 use crate::check::poisoned;
 use crate::cpu::handles::{slice, slice_mut};
 use crate::simd_level::Level;
@@ -312,7 +312,8 @@ impl<E: SketchElement> Plan<E> {
     ///   else; with `slices` it is host memory;
     /// - each length is at most the problem's `max_tokens`, and each table entry that a length reaches is a
     ///   block of the pool;
-    /// - codes are of a pool of as many blocks, those of the table that are full quantized.
+    /// - codes are of the same blocks, in the compact layout, and those of the table that are full are
+    ///   quantized.
     ///
     /// # Errors
     /// [`Error::Length`] for handles of another problem; [`crate::Error::WrongDevice`]; what the launch
@@ -421,7 +422,8 @@ impl<E: SketchElement> Plan<E> {
             table,
             lengths,
             wanted: Some(wanted.global()),
-            near: true,
+            // With codes they are the host's, as a rule.
+            near: !self.budget.codes,
             output,
             lse,
         };
@@ -476,10 +478,16 @@ impl<E: SketchElement> Plan<E> {
         length("the buffer of verdicts", handles.verdicts.len(), rows)?;
         length("the buffer of lengths", handles.lengths.len(), sequences)?;
         length("the block table", handles.table.len(), sequences * self.shape.scan.max_blocks as usize)?;
-        length("what is given of codes", usize::from(handles.codes.is_some()), self.budget.codes.into())?;
         let block = BLOCK_TOKENS as usize * kv_heads * dim;
         length("the buffer of keys", handles.keys.len(), handles.keys.len() / block * block)?;
         length("the buffer of values", handles.values.len(), handles.keys.len())?;
+        length("what is given of codes", usize::from(handles.codes.is_some()), self.budget.codes.into())?;
+        if let Some(CodeHandles { tiles, annotations, .. }) = handles.codes {
+            let pairs = handles.keys.len() / (BLOCK_TOKENS as usize * dim);
+            let tile = TileLayout::new(head_dim, Layout::Compact).bytes as usize / 4;
+            length("the buffer of tiles", tiles.len(), pairs * tile)?;
+            length("the buffer of annotations", annotations.len(), pairs)?;
+        }
         let words = sequences * kv_heads * tiles_of(self.problem.max_tokens) as usize;
         length(
             "the sketches",

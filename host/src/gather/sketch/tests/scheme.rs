@@ -61,16 +61,26 @@ fn cache(capacity: Capacity, kernels: bool) -> SketchedCache {
 /// Appends a chunk to both layers and attends: the bits of the outputs of sequences that are there. A token's
 /// numbers follow from its position.
 pub(super) fn chunk(cache: &mut impl KvCache, chunk: Chunk) -> Vec<Vec<u32>> {
+    chunk_of(cache, chunk, |_| 0)
+}
+
+/// The same with numbers that follow from a text of each row's, too: for a prompt row 0 is asked for.
+pub(super) fn chunk_of(cache: &mut impl KvCache, chunk: Chunk, text: impl Fn(usize) -> u64) -> Vec<Vec<u32>> {
     let device = device();
     let stream = Stream::new(&device).expect("a stream");
     let positions = cache.held().positions(chunk);
     let there: Vec<bool> = positions.iter().map(|position| *position != kv::PARKED).collect();
     let rows = |width: usize, kind: u64| {
-        let number = |position: u32, i: usize| {
-            crate::attention::dense::sample::normal(kind, u64::from(position) * width as u64 + i as u64)
+        let number = |text: u64, position: u32, i: usize| {
+            let place = u64::from(position) * width as u64 + i as u64;
+            crate::attention::dense::sample::normal(kind + 100 * text, place)
         };
-        let of = |position: &u32| (0..width).map(|i| f16::from_f32(number(*position, i))).collect::<Vec<_>>();
-        let rows: Vec<f16> = positions.iter().flat_map(of).collect();
+        let of = |(row, position): (usize, &u32)| {
+            let row = if chunk == Chunk::Step { row } else { 0 };
+            let number = |i| number(text(row), *position, i);
+            (0..width).map(|i| f16::from_f32(number(i))).collect::<Vec<_>>()
+        };
+        let rows: Vec<f16> = positions.iter().enumerate().flat_map(of).collect();
         Buffer::from_slice(&device, &rows).expect("a buffer")
     };
     let buffer = Buffer::from_slice(&device, &positions).expect("a buffer");
