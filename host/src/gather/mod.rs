@@ -221,8 +221,8 @@ enum Asked {
     Codes(Support),
     /// In the host's memory, and so many blocks on the device.
     InHost(Support, u32),
-    /// With sketches, by which what is left out is bounded: on the device, or as codes there with originals in
-    /// the host's memory.
+    /// With sketches, by which what is left out is bounded: on the device, or as codes there and originals
+    /// in the host's memory.
     Certified(sketch::Budget),
 }
 

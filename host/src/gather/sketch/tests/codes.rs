@@ -195,7 +195,8 @@ fn sequences_are_alone_in_their_bits() {
                 for layer in 0..2 {
                     assert!(rows[2 * layer + row] == one[layer], "row {row}");
                 }
-                // Verdicts say more than outputs: where all is kept, these are the same whatever sketches say.
+                // Verdicts say more than outputs: where all is kept, these are the same whatever sketches
+                // say.
                 for (all, own) in all.chunks(2 * 4).zip(heads(own).chunks(4)) {
                     assert_eq!(all[4 * row..4 * (row + 1)], *own, "row {row}");
                 }
