@@ -3,6 +3,24 @@
 use super::*;
 use crate::attention::oracle::Sequence;
 use half::{bf16, f16};
+use kernels_gpu::gather::Rule;
+use kernels_gpu::gather::sketch::{ScanShape, SettleShape};
+
+/// Of four query heads over 64 blocks of 16, half of the mass of which may be left out.
+pub(super) const SETTLE: SettleShape = SettleShape {
+    scan: ScanShape {
+        rule: Rule { block: 16, local: 1, k: 1 },
+        group: 4,
+        kv_heads: 1,
+        max_blocks: 64,
+        blocks: 64,
+        softmax_scale: 0.125,
+        budget_log2: 0.0,
+    },
+    budget: 0.5,
+    splits: [1, 1],
+    codes: 0,
+};
 
 /// Every verdict holds: the mass that a head skipped, the error of its output; and lists are lists.
 pub(super) fn check<E: SketchElement>(batch: &Batch<E>, budget: Budget) -> Stepped {
@@ -222,23 +240,12 @@ fn a_key_without_a_sketch_is_kept() {
 /// of either is taken for a small one.
 #[test]
 fn what_cannot_be_told_goes_to_the_rung() {
-    use kernels_gpu::gather::sketch::{Facts, ScanShape, SettleShape, Whole, verdict};
-    let rule = kernels_gpu::gather::Rule { block: 16, local: 1, k: 1 };
-    let scan = ScanShape {
-        rule,
-        group: 4,
-        kv_heads: 1,
-        max_blocks: 64,
-        blocks: 64,
-        softmax_scale: 0.125,
-        budget_log2: 0.0,
-    };
-    let shape = SettleShape { scan, budget: 0.5, splits: [1, 1], codes: 0 };
+    use kernels_gpu::gather::sketch::{Facts, Whole, verdict};
     let whole = Whole { kappa: 1.0, nu: 1.0, tokens: 512, reserved: 0 };
     let of = |mass: f32, lse: f32| {
         let skipped = Skipped { mass, moment: mass, level: 0.0, nu_rest: 1.0 };
         let facts = Facts { skipped, whole, query: 1.0, output: 1.0, lse, length: 1024, codes: None };
-        verdict::<f16, 64>(&facts, shape)
+        verdict::<f16, 64>(&facts, SETTLE)
     };
     // As much kept as left out, and less.
     let even = of(1.0, 0.001);
