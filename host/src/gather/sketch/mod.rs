@@ -3,8 +3,8 @@
 //! [`Sketches`] keep each key in 4 or 8 bits beside the pool, 32 tokens together. A step reads all of them
 //! ([`Plan::scan_on`]): with what bounds their errors they say how much mass each gather-block has at most,
 //! for every query head. Blocks with the most are kept, until what is left out is within the budget;
-//! [`Plan::attend_on`] attends to these by the kernel of [`crate::attention::dense`], or to their codes by the
-//! pass of [`crate::certified`], which certifies what codes add ([`Budget::codes`]); [`Plan::settle_on`]
+//! [`Plan::attend_on`] attends to these by the kernel of [`crate::attention::dense`], or to their codes by
+//! the pass of [`crate::certified`], which certifies what codes add ([`Budget::codes`]); [`Plan::settle_on`]
 //! judges every head, and attends again to all of the sequence for a head that is over its budget. So every
 //! head's report has a bound on the mass it skipped and on its output's error.
 
