@@ -173,6 +173,8 @@ fn all_of_it_is_what_codes_have() {
 #[test]
 fn sequences_are_alone_in_their_bits() {
     let capacity = Capacity { tokens: 120, sequences: 2 };
+    // Lists of the best block alone: sketches tell.
+    let budget = Budget { skip: 1.0, ..CODED };
     let stream = Stream::new(&device()).expect("a stream");
     let heads = |cache: &SketchedCodes| cache.report().expect("a report").heads;
     // As row 0 of a cache of its own.
@@ -194,11 +196,11 @@ fn sequences_are_alone_in_their_bits() {
         }
     };
     let prompt = |tokens: usize, text: u64| {
-        let mut one = cache(Capacity { tokens: 120, sequences: 2 }, CODED, false);
+        let mut one = cache(capacity, budget, false);
         chunk_of(&mut one, Chunk::Prompt { sequence: 0, tokens }, |_| text);
         one
     };
-    let mut many = cache(capacity, CODED, false);
+    let mut many = cache(capacity, budget, false);
     chunk_of(&mut many, Chunk::Prompt { sequence: 0, tokens: 70 }, |_| 1);
     assert_eq!(many.fork(&stream, 0).expect("forked"), 1);
     let mut alone = [prompt(70, 1), prompt(70, 1)];
